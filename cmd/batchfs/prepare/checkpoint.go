@@ -2,6 +2,7 @@ package prepare
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -45,8 +46,9 @@ type checkpoint struct {
 
 // createdFilePattern matches the files in the working directory that prepare may remove: its own,
 // and those of a writer that was killed before its first checkpoint.
-var createdFilePattern = regexp.MustCompile(`^vocab\.json$|^\.state\.json(\.new)?$|^\.(writer|finish)\.json\.new$|^\.parquet-\d+$|` +
-	`^\.(train|val)(_\d+)?\.bin\.ends$|^(train|val)(_\d+)?\.\w+\.bin$|` + tokenFilePattern.String())
+var createdFilePattern = regexp.MustCompile(
+	`^vocab\.json$|^\.state\.json(\.new)?$|^\.(writer|finish)\.json\.new$|^\.parquet-\d+$|` +
+		`^\.(train|val)(_\d+)?\.bin\.ends$|^(train|val)(_\d+)?\.\w+\.bin$|` + tokenFilePattern.String())
 
 // writerFilePattern matches files that only the Python package's writer makes: its checkpoint, and
 // the working directories of its shards.
@@ -315,4 +317,14 @@ func (w *workDir) publish(s *checkpoint) error {
 	}
 	defer dir.Close()
 	return dir.Sync()
+}
+
+// create writes a file and syncs it to disk.
+func create(dir *os.Root, name string, write func(*bufio.Writer) error) error {
+	f, err := dir.Create(name)
+	if err != nil {
+		return err
+	}
+	w := bufio.NewWriterSize(f, 1<<16)
+	return cmp.Or(write(w), w.Flush(), f.Sync(), f.Close())
 }

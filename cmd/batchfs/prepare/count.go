@@ -14,8 +14,8 @@ import (
 // with --by char, the characters, and for a single text, where val begins. scratchDir is for
 // decompressed parquet files.
 func (o *options) count(ctx context.Context, p *plan, scratchDir string) (*plan, error) {
-	divided := p.isSingleText() && p.Val > 0
-	if p.By != vocabulary.Char && !divided {
+	divided := p.isSingleText() && p.settings.Val > 0
+	if p.settings.By != vocabulary.Char && !divided {
 		return p, nil
 	}
 	for _, in := range p.inputs {
@@ -28,13 +28,13 @@ func (o *options) count(ctx context.Context, p *plan, scratchDir string) (*plan,
 	defer progress.Finish()
 	seen := new(charCollector)
 	counting := p.counting(seen)
-	counter := &tokenCounter{width: counting.width, progress: progress}
+	counter := &tokenCounter{width: counting.encoding.width, progress: progress}
 	if err := encodeInputs(ctx, counting, position{}, scratchDir, counter.write); err != nil {
 		return nil, err
 	}
 	counted := *p
-	if p.By == vocabulary.Char {
-		counted.encoding = p.withTokenizer(seen.sorted(), p.EOT)
+	if p.settings.By == vocabulary.Char {
+		counted.encoding = p.encoding.withTokenizer(seen.sorted(), p.settings.EOT)
 	}
 	if divided {
 		var err error
@@ -49,10 +49,10 @@ func (o *options) count(ctx context.Context, p *plan, scratchDir string) (*plan,
 // --by byte.
 func (p *plan) counting(seen *charCollector) *plan {
 	c := *p
-	if !c.anyBytes {
-		c.encoding = c.withTokenizer(seen, "none")
+	if !c.encoding.anyBytes {
+		c.encoding = c.encoding.withTokenizer(seen, "none")
 	}
-	c.val, c.nameStarts = valRule{}, nil
+	c.val, c.encoding.nameStarts = valRule{}, nil
 	return &c
 }
 
@@ -72,12 +72,13 @@ func (t *tokenCounter) write(ch *chunk) error {
 // valStart returns the offset at which val begins in a single text with this number of characters,
 // or bytes with --by byte.
 func (p *plan) valStart(size int64) (int64, error) {
-	train := int64(float64(size) * (1 - p.Val)) // like nanoGPT's int(n*0.9): 1-0.1 is exactly 0.9
+	// This is like nanoGPT's int(n*0.9), because 1-0.1 is exactly 0.9.
+	train := int64(float64(size) * (1 - p.settings.Val))
 	if train == 0 || train == size {
-		return 0, fmt.Errorf("--val: %v of %d tokens leaves %d for train and %d for val: add text or use another fraction", p.Val, size, train, size-train)
+		return 0, fmt.Errorf("--val: %v of %d tokens leaves %d for train and %d for val: add text or use another fraction", p.settings.Val, size, train, size-train)
 	}
 	in := p.inputs[0]
-	start, err := in.offsetOf(train, p.anyBytes)
+	start, err := in.offsetOf(train, p.encoding.anyBytes)
 	if err != nil {
 		err = fmt.Errorf("%s: %w", in.path, err)
 	}

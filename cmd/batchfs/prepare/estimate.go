@@ -52,7 +52,7 @@ func (o *options) estimate(ctx context.Context, p *plan) error {
 		documents += scale * float64(s.documents)
 	}
 	_, err := fmt.Fprintf(o.stdout, "about %d tokens in %d documents, %s (uint%d): %s of %s, %.3g%% sampled\n",
-		roundTo4Digits(tokens), roundTo4Digits(documents+float64(texts)), terminal.FormatBytes(roundTo4Digits(tokens*float64(p.width))), 8*p.width,
+		roundTo4Digits(tokens), roundTo4Digits(documents+float64(texts)), terminal.FormatBytes(roundTo4Digits(tokens*float64(p.encoding.width))), 8*p.encoding.width,
 		terminal.Plural(int64(len(p.inputs)), "file", "files"), terminal.FormatBytes(all), min(100, 100*float64(bytes)/float64(max(all, 1))))
 	return err
 }
@@ -71,7 +71,7 @@ func nearbyPosition(inputs []*input, at int64) (position, error) {
 		i++
 	}
 	in := inputs[i]
-	if at == 0 || inputFormats[in.format].byRow {
+	if at == 0 || in.format.hasRows() {
 		return position{Input: i}, nil
 	}
 	s, err := in.open(0, func(int) {})
@@ -134,7 +134,7 @@ func (s *sample) add(ch *chunk) error {
 	if err := cmp.Or(s.ctx.Err(), s.worker.encodeChunk(ch)); err != nil {
 		return err
 	}
-	s.tokens += ch.tokens(s.worker.width)
+	s.tokens += ch.tokens(s.worker.encoding.width)
 	for _, e := range ch.encoded {
 		s.documents += len(e.ends)
 	}

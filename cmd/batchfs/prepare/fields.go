@@ -1,7 +1,6 @@
 package prepare
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 
@@ -113,140 +112,10 @@ func keysOf[T any](value T, names []string, member func(value T, name string) (T
 	return nil
 }
 
-type maskedText struct {
-	text []byte
-	mask byte
-}
-
-// appendTexts appends the texts to which fields lead from value, in the order of the fields. The
-// fields agree in their first depth steps, which led from the whole line to value.
-//
-// Fields that lead into the same list are evaluated together, element by element. If several fields
-// lead to the same text, the first one whose conditions hold determines the text's mask. If there
-// is none, the mask is 0.
-func (w *encodeWorker) appendTexts(list []maskedText, value jsontext.Value, fields []field, depth int) (_ []maskedText, err error) {
-	if w.joinNames && value.Kind() == jsontext.KindBeginObject {
-		fields = slices.Clone(fields)
-		for i, f := range fields {
-			fields[i] = f.joined(value, depth)
-		}
-	}
-	all := fields
-	var other func(name []byte, value jsontext.Value)
-	if depth > 0 && fields[0].path[depth-1].list {
-		other = func(name []byte, value jsontext.Value) { w.countDropped(all, depth, name, value) }
-	}
-	for len(fields) > 0 && err == nil {
-		n := groupLen(fields, depth)
-		group := fields[:n]
-		fields = fields[n:]
-		if depth == len(group[0].path) {
-			var text []byte
-			if text, err = w.textOf(value, group[0]); err == nil {
-				list = append(list, maskedText{text, w.maskOf(group)})
-			}
-			continue
-		}
-		if group[0].path[depth].list {
-			list, err = w.appendElementTexts(list, value, group, depth)
-			continue
-		}
-		var inner jsontext.Value
-		if inner, err = group[0].follow(value, depth, other); err == nil {
-			list, err = w.appendTexts(list, inner, group, depth+1)
-		}
-		other = nil // has counted all members
-	}
-	return list, err
-}
-
-// follow returns the member that step depth of the path leads to, and calls other as member does.
-func (f field) follow(value jsontext.Value, depth int, other func([]byte, jsontext.Value)) (inner jsontext.Value, err error) {
-	inner, err = member(value, f.path[depth].name, other)
-	switch {
-	case err != nil && depth == 0:
-		err = unusable(notObject, ": "+err.Error())
-	case err != nil && value.Kind() == jsontext.KindBeginArray:
-		list := f.path[depth-1].prefix
-		err = unusable(list+" is a list", fmt.Sprintf(": to take a text of each element, write %s.*.%s", list, f.path[depth].name))
-	case err != nil:
-		err = unusable(f.path[depth-1].prefix+" is not a JSON object", ": "+err.Error())
-	case inner == nil:
-		var names []string
-		member(value, f.path[depth].name, func(name []byte, _ jsontext.Value) { names = append(names, string(name)) })
-		err = unusable("has no field "+f.path[depth].prefix, fmt.Sprintf(": choose one with --field or --mask; there are %q", names[:min(20, len(names))]))
-	}
-	return inner, err
-}
-
-// appendElementTexts appends the texts of list elements. Elements that do not meet a condition are
-// left out with --field, and get mask 0 with --mask.
-func (w *encodeWorker) appendElementTexts(list []maskedText, value jsontext.Value, group []field, depth int) ([]maskedText, error) {
-	all, err := elements(value)
-	if err != nil {
-		return nil, unusable(fmt.Sprintf("field %s is not a list", group[0].path[depth].prefix), " but "+describe(value))
-	}
-	for _, element := range all {
-		chosen := slices.Clone(group)
-		var key string
-		var actual []byte
-		for i := range chosen {
-			s := chosen[i].path[depth]
-			if s.key == "" {
-				continue
-			}
-			if s.key != key {
-				found, err := member(element, s.key, nil)
-				if err != nil {
-					return nil, unusable(fmt.Sprintf("field %s is not a list of JSON objects", s.prefix), ": "+err.Error())
-				}
-				key, actual = s.key, literal(found)
-			}
-			chosen[i].excluded = chosen[i].excluded || string(actual) != s.value
-		}
-		if !w.masked && chosen[0].excluded {
-			continue
-		}
-		if maskingField(group) >= 0 && maskingField(chosen) < 0 {
-			w.notes.Unnamed.add(key+"="+string(actual), 1)
-		}
-		if list, err = w.appendTexts(list, element, chosen, depth+1); err != nil {
-			return nil, err
-		}
-	}
-	return list, nil
-}
-
-// groupLen returns how many of the first fields are evaluated together: all that lead into a list
-// and share the next step, or else only the first.
-func groupLen(fields []field, depth int) int {
-	n := 1
-	for n < len(fields) && fields[0].inList() && fields[n].inList() && fields[n].nextStep(depth) == fields[0].nextStep(depth) {
-		n++
-	}
-	return n
-}
-
 // nextStep returns the step at a depth without its condition.
 func (f field) nextStep(depth int) step {
 	if depth == len(f.path) {
 		return step{}
 	}
 	return step{name: f.path[depth].name, list: f.path[depth].list}
-}
-
-func (w *encodeWorker) maskOf(fields []field) byte {
-	i := maskingField(fields)
-	if i < 0 {
-		return 0
-	}
-	if w.masked {
-		w.notes.Matched.add(fields[i].String(), 1)
-	}
-	return fields[i].mask
-}
-
-// maskingField returns the index of the field that determines the mask of a text, or -1.
-func maskingField(fields []field) int {
-	return slices.IndexFunc(fields, func(f field) bool { return !f.excluded })
 }

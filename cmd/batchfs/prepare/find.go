@@ -20,7 +20,9 @@ func isURL(name string) bool { return strings.Contains(name, "://") }
 // findInputs returns the inputs that the arguments name, in their order, and the side files that it
 // left out. Directories are restricted to files that match include, if it is not empty. If as is
 // empty, the format of each file depends on its name. The argument - stands for stdin.
-func findInputs(args, include []string, as inputFormat, stdin io.Reader) (inputs []*input, leftOut []string, err error) {
+func findInputs(args, include []string, as inputFormat, stdin io.Reader) (
+	inputs []*input, leftOut []string, err error,
+) {
 	for _, pattern := range include {
 		if !doublestar.ValidatePathPattern(pattern) {
 			return nil, nil, fmt.Errorf("--include %s: %w", pattern, doublestar.ErrBadPattern)

@@ -2,7 +2,6 @@ package prepare
 
 import (
 	"bufio"
-	"cmp"
 	"encoding/binary"
 	"fmt"
 	"io"
@@ -101,14 +100,4 @@ func writeDatatroveMetadata(dir *os.Root, name string, s shardInfo) error {
 		_, err := w.WriteString(tokenfile.DatatroveMetadata(s.tokenizer, s.width, s.tokens))
 		return err
 	})
-}
-
-// create writes a file and syncs it to disk.
-func create(dir *os.Root, name string, write func(*bufio.Writer) error) error {
-	f, err := dir.Create(name)
-	if err != nil {
-		return err
-	}
-	w := bufio.NewWriterSize(f, 1<<16)
-	return cmp.Or(write(w), w.Flush(), f.Sync(), f.Close())
 }

@@ -18,6 +18,9 @@ const (
 	arrowFormat   inputFormat = "arrow"   // likewise; a file or stream
 )
 
+// hasRows reports whether positions in the format count rows instead of bytes.
+func (f inputFormat) hasRows() bool { return f == parquetFormat || f == arrowFormat }
+
 func inputFormatOf(path string) inputFormat {
 	switch fileExtension(path) {
 	case ".jsonl", ".ndjson", ".json":

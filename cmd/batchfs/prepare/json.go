@@ -4,52 +4,10 @@ import (
 	"bytes"
 	"cmp"
 	"errors"
-	"fmt"
 	"io"
-	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
 )
-
-// textOf returns the text in a JSON value to which a field leads; null is an empty text. If the
-// field leads through a list, such as that of a chat, the text may be a list of parts.
-func (w *encodeWorker) textOf(value jsontext.Value, f field) ([]byte, error) {
-	switch kind := value.Kind(); {
-	case kind == jsontext.KindNull:
-		return nil, nil
-	case kind == jsontext.KindString:
-		return unquote(make([]byte, 0, len(value)), value), nil
-	case kind == jsontext.KindBeginArray && f.inList():
-		return w.partsText(value, f)
-	}
-	return nil, unusable(fmt.Sprintf("field %s is not a text", f), " but "+describe(value))
-}
-
-// partsText returns the text in a list of parts, such as [{"type": "text", "text": "Hello"}], and
-// counts the parts without text as dropped.
-func (w *encodeWorker) partsText(value jsontext.Value, f field) (text []byte, err error) {
-	parts, err := elements(value)
-	if err != nil {
-		return nil, err
-	}
-	for _, part := range parts {
-		if part.Kind() == jsontext.KindString {
-			text = unquote(text, part)
-			continue
-		}
-		inner, err := member(part, "text", nil)
-		if err != nil {
-			return nil, unusable(fmt.Sprintf("field %s is not a list of texts and parts", f), ", because an element is "+describe(part))
-		}
-		kind, _ := member(part, "type", nil)
-		if inner.Kind() == jsontext.KindString && (kind == nil || strings.HasSuffix(string(literal(kind)), "text")) {
-			text = unquote(text, inner)
-		} else {
-			w.notes.Dropped.add(fmt.Sprintf("%s[type=%s]", f.path[len(f.path)-1].name, literal(kind)), 1)
-		}
-	}
-	return text, nil
-}
 
 // unquote appends the content of a JSON string. Invalid UTF-8 and unpaired surrogates become
 // U+FFFD.
@@ -90,7 +48,9 @@ func elements(value jsontext.Value) (all []jsontext.Value, err error) {
 
 // member parses a whole object, and returns its last member with this name, or nil. It calls other,
 // unless it is nil, with each other member.
-func member(object jsontext.Value, name string, other func(name []byte, value jsontext.Value)) (value jsontext.Value, err error) {
+func member(object jsontext.Value, name string, other func(name []byte, value jsontext.Value)) (
+	value jsontext.Value, err error,
+) {
 	d := jsontext.NewDecoder(bytes.NewBuffer(object), jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
 	if begin, err := d.ReadToken(); err != nil || begin.Kind() != jsontext.KindBeginObject {
 		return nil, cmp.Or(err, errors.New("found another kind of value"))

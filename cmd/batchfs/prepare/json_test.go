@@ -27,8 +27,8 @@ func FuzzTextOf(f *testing.F) {
 			t.Skip("leads into a list")
 		}
 		path := strings.Split(dotted, ".")
-		w := encodeWorker{plan: &plan{encoding: encoding{fields: []field{newField(dotted, 0)}}}, notes: new(notes)}
-		texts, err := w.appendTexts(nil, line, w.fields, 0)
+		w := encodeWorker{encoding: &encoding{fields: []field{newField(dotted, 0)}}, notes: new(notes)}
+		texts, err := w.appendTexts(nil, line, w.encoding.fields, 0)
 		var text, want string
 		if err == nil {
 			text = string(texts[0].text)

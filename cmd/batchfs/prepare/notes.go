@@ -1,16 +1,13 @@
 package prepare
 
 import (
-	"bytes"
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
-	"github.com/go-json-experiment/json/jsontext"
-
-	"batchfs/cmd/batchfs/prepare/bpe"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/cmd/batchfs/vocabulary"
 )
@@ -22,7 +19,8 @@ type notes struct {
 	Empty   vocabulary.LeftOut `json:"empty"`
 	// Replaced counts documents in which U+FFFD replaced invalid bytes.
 	Replaced replaced `json:"replaced"`
-	// Unusable counts lines without text, by what is wrong with them, of the Lines of JSON.
+	// Unusable counts lines and rows without text, by what is wrong with them, of the Lines of JSON
+	// that were read or made from rows.
 	Unusable map[string]vocabulary.LeftOut `json:"unusable,omitempty"`
 	Lines    int64                         `json:"lines,omitempty"`
 	// Special counts names of special tokens that were encoded as ordinary text.
@@ -52,6 +50,19 @@ func (n *notes) add(more *notes) {
 	n.Lacking.addAll(more.Lacking)
 }
 
+// unitsOf names the documents of inputs that hold many: one and several.
+func unitsOf(inputs []*input) (unit, units string) {
+	isRow := func(in *input) bool { return in.format.hasRows() }
+	isLine := func(in *input) bool { return in.format == jsonlFormat }
+	switch {
+	case !slices.ContainsFunc(inputs, isRow):
+		return "line", "lines"
+	case !slices.ContainsFunc(inputs, isLine):
+		return "row", "rows"
+	}
+	return "line or row", "lines and rows"
+}
+
 func location(unit string, number int64, in *input) string {
 	return fmt.Sprintf("%s %d of %s", unit, number, in.path)
 }
@@ -62,7 +73,28 @@ func addLeftOut(to *vocabulary.LeftOut, documents int64, first string) {
 	to.Documents += documents
 }
 
-// addUnusable counts a line without text.
+// An unusableError says why a line has no text.
+type unusableError struct {
+	kind string // the same for all lines with this fault, to count them
+	error
+}
+
+func unusable(kind, details string) unusableError {
+	return unusableError{kind, errors.New(kind + details)}
+}
+
+const (
+	tooLong   = "too long"
+	notObject = "not a JSON object"
+)
+
+// Unusable lines may be at most this fraction of all lines, once there are minLines.
+const (
+	maxUnusable = 0.1
+	minLines    = 10_000
+)
+
+// addUnusable counts a line or row without text.
 func (n *notes) addUnusable(kind, location string) { n.countUnusable(kind, 1, location) }
 
 func (n *notes) countUnusable(kind string, lines int64, first string) {
@@ -74,10 +106,11 @@ func (n *notes) countUnusable(kind string, lines int64, first string) {
 	n.Unusable[kind] = left
 }
 
-// checkUnusable returns an error if too many lines have no text.
-func (n *notes) checkUnusable() error {
+// checkUnusable returns an error if too many of the units, such as lines, have no text.
+func (n *notes) checkUnusable(units string) error {
 	if lines := n.unusableLines(); n.Lines >= minLines && float64(lines) > maxUnusable*float64(n.Lines) {
-		return fmt.Errorf("%d of %d lines cannot be used, which is more than %v%%, so perhaps an option is wrong: %s", lines, n.Lines, 100*maxUnusable, n.unusable())
+		return fmt.Errorf("%d of %d %s cannot be used, which is more than %v%%, so perhaps an option is wrong: %s",
+			lines, n.Lines, units, 100*maxUnusable, n.unusable())
 	}
 	return nil
 }
@@ -89,7 +122,7 @@ func (n *notes) unusableLines() (lines int64) {
 	return lines
 }
 
-// unusable lists what is wrong with lines that were left out.
+// unusable lists what is wrong with lines and rows that were left out.
 func (n *notes) unusable() string {
 	var list []string
 	for _, kind := range slices.Sorted(maps.Keys(n.Unusable)) {
@@ -167,7 +200,7 @@ func (t tally) String() string {
 }
 
 // lines returns a line for each kind of note.
-func (n *notes) lines(e *encoding) (lines []string) {
+func (n *notes) lines(p *plan) (lines []string) {
 	add := func(count int64, format string, args ...any) {
 		if count > 0 {
 			lines = append(lines, fmt.Sprintf(format, args...))
@@ -177,16 +210,17 @@ func (n *notes) lines(e *encoding) (lines []string) {
 		terminal.Plural(n.Empty.Documents, "document", "documents"), n.Empty.First)
 	add(n.Replaced.Documents, "not valid UTF-8: %s, in which U+FFFD replaced each invalid part; the first is %s",
 		terminal.Plural(n.Replaced.Documents, "document", "documents"), n.Replaced.First)
-	add(n.unusableLines(), "left out because they cannot be used: %s: %s", terminal.Plural(n.unusableLines(), "line", "lines"), n.unusable())
+	unit, units := unitsOf(p.inputs)
+	add(n.unusableLines(), "left out because they cannot be used: %s: %s", terminal.Plural(n.unusableLines(), unit, units), n.unusable())
 	add(n.Special.total(), "encoded as ordinary text: %s, %s; to encode them as these tokens, use --special",
 		terminal.Plural(n.Special.total(), "name of a special token", "names of special tokens"), n.Special)
 	unknown := "dropped"
-	if t, ok := e.tokenizer.(bpeTokenizer); ok && t.Unknown() != "" {
+	if t, ok := p.encoding.tokenizer.(bpeTokenizer); ok && t.Unknown() != "" {
 		unknown = "encoded as " + t.Unknown()
 	}
 	add(n.Lacking.total(), "%s: %s that the vocabulary lacks, %s; the library tokenizers does the same", unknown,
 		terminal.Plural(n.Lacking.total(), "byte", "bytes"), n.Lacking)
-	for _, f := range e.unmatched(n) {
+	for _, f := range p.encoding.unmatched(n) {
 		add(1, "matches 0 texts: part %s:%d of --mask; correct it, or remove it", f, f.mask)
 	}
 	add(n.Unnamed.total(), "given mask 0 because no part of --mask names them: %s, %s; to choose their mask, add them to --mask",
@@ -218,73 +252,4 @@ func (e *encoding) checkMask(n *notes, ones int64) error {
 		return fmt.Errorf("--mask: 0 tokens of train have mask 1, so there is nothing to learn: give mask 1 to a field that has text%s", hint)
 	}
 	return nil
-}
-
-// countDropped counts a member of a list element, unless it is empty, a field leads to it, or a
-// condition compares it.
-func (w *encodeWorker) countDropped(fields []field, depth int, name []byte, value jsontext.Value) {
-	switch string(value) {
-	case "null", `""`, "[]", "{}":
-		return
-	}
-	if !slices.ContainsFunc(fields, func(f field) bool {
-		return f.nextStep(depth).name == string(name) || f.path[depth-1].key == string(name)
-	}) {
-		w.notes.Dropped.add(string(name), 1)
-	}
-}
-
-// countLacking counts the bytes that the vocabulary lacks in the text that was encoded last.
-func (w *encodeWorker) countLacking() {
-	if e, ok := w.encoder.(*bpe.Encoder); ok {
-		e.TakeLacking(func(b byte, n int64) { w.notes.Lacking.add(fmt.Sprintf("%#02x", b), n) })
-	}
-}
-
-// A nameStart is a byte with which names of special tokens begin.
-type nameStart struct {
-	first byte
-	names [256][]string // indexed by second byte, longest first
-}
-
-// nameStarts returns the beginnings of the names of special tokens, to count them in texts. Names
-// of one byte are not counted.
-func nameStarts(t tokenizer) (starts []*nameStart) {
-	special, _ := t.(bpeTokenizer)
-	if special.Tokenizer == nil {
-		return nil
-	}
-	for _, name := range slices.SortedFunc(maps.Keys(special.Special()), func(a, b string) int { return cmp.Compare(len(b), len(a)) }) {
-		if len(name) < 2 {
-			break
-		}
-		i := slices.IndexFunc(starts, func(s *nameStart) bool { return s.first == name[0] })
-		if i < 0 {
-			i, starts = len(starts), append(starts, &nameStart{first: name[0]})
-		}
-		starts[i].names[name[1]] = append(starts[i].names[name[1]], name)
-	}
-	return starts
-}
-
-// countNames counts the names of special tokens in a text.
-func (w *encodeWorker) countNames(t []byte) {
-	for _, start := range w.nameStarts {
-		for rest := t; ; {
-			i := bytes.IndexByte(rest, start.first)
-			if i < 0 || i+1 == len(rest) {
-				break
-			}
-			rest = rest[i:]
-			n := 1
-			for _, name := range start.names[rest[1]] {
-				if len(name) <= len(rest) && string(rest[:len(name)]) == name {
-					w.notes.Special.add(name, 1)
-					n = len(name)
-					break
-				}
-			}
-			rest = rest[n:]
-		}
-	}
 }

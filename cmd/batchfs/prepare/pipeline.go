@@ -9,6 +9,82 @@ import (
 	"sync"
 )
 
+// Limits on memory, in bytes. They are variables so that tests can lower them.
+var (
+	chunkSize = 128 << 10 // text that is read and encoded at a time
+	maxLine   = 64 << 20  // longest line, row, or stretch of text in which no word ends
+)
+
+// maxChunks limits the chunks in memory, however many processors there are. Few workers get fewer,
+// so that their chunks stay in the processor's cache.
+const maxChunks = 256
+
+// A position is a point between two text pieces, from which reading can resume. Checkpoints store
+// it.
+type position struct {
+	Input  int   `json:"input"`
+	Offset int64 `json:"offset"` // bytes of decompressed content; rows of a parquet or Arrow file
+	Line   int64 `json:"line"`   // lines before this position, in JSON Lines
+	Within bool  `json:"within"` // whether the position is inside a document
+	Val    bool  `json:"val"`    // whether that document belongs to val
+	Read   int64 `json:"read"`   // bytes read of all inputs, as stored on disk
+}
+
+// A textPiece is a part of an input that can be encoded without the rest: lines of JSON Lines, a
+// row, or a text or part of one.
+type textPiece struct {
+	text  []byte
+	in    *input
+	start position
+	// startsDocument and endsDocument say which ends of its document a piece of a text includes.
+	startsDocument, endsDocument bool
+	leftOut                      bool // whether all of the input is left out: it is not UTF-8
+}
+
+// A chunk is a group of text pieces that one worker encodes at a time. It carries their text, and
+// later their tokens, through the pipeline.
+type chunk struct {
+	pieces []textPiece
+	text   []byte   // text of the pieces
+	end    position // beginning of the next chunk
+
+	permits int // permits of the pipeline that the chunk holds
+	encoded [len(splits)]encodedTokens
+	err     error
+	done    chan struct{} // closed when encoded, notes and err are set
+
+	notes notes
+}
+
+// encodedTokens are the tokens of a chunk that belong to one split.
+type encodedTokens struct {
+	tokens []byte  // little-endian
+	mask   []byte  // one byte per token, if masked
+	ends   []int64 // ends of documents, in tokens
+
+	eotInside int64 // end-of-text tokens in the texts
+}
+
+// chunks recycles the memory of chunks, because on many processors the heap would grow a lot while
+// the garbage collector runs.
+var chunks = sync.Pool{New: func() any { return new(chunk) }}
+
+func (c *chunk) recycle() {
+	*c = chunk{pieces: c.pieces[:0], text: c.text[:0], encoded: c.encoded}
+	for i, e := range c.encoded {
+		c.encoded[i] = encodedTokens{tokens: e.tokens[:0], mask: e.mask[:0], ends: e.ends[:0]}
+	}
+	chunks.Put(c)
+}
+
+// tokens returns the number of tokens in the chunk, each of which has width bytes.
+func (c *chunk) tokens(width int) (n int64) {
+	for _, e := range c.encoded {
+		n += int64(len(e.tokens) / width)
+	}
+	return n
+}
+
 // pipelineGoroutines counts the goroutines of pipelines, which may outlive them after an error.
 var pipelineGoroutines sync.WaitGroup
 
@@ -99,8 +175,9 @@ func (l *pipeline) release(ch *chunk) {
 
 // An encodeWorker encodes chunks. It belongs to one goroutine.
 type encodeWorker struct {
-	*plan
-	encoder
+	encoding  *encoding
+	val       valRule
+	encoder   encoder
 	scratch   []uint32
 	notes     *notes // counts in the current chunk or line
 	lineNotes notes  // counts of fieldTexts, whose memory is reused
@@ -108,7 +185,7 @@ type encodeWorker struct {
 }
 
 func newEncodeWorker(p *plan) *encodeWorker {
-	return &encodeWorker{plan: p, encoder: p.NewEncoder()}
+	return &encodeWorker{encoding: &p.encoding, val: p.val, encoder: p.encoding.tokenizer.NewEncoder()}
 }
 
 func (w *encodeWorker) encodeChunks(todo <-chan *chunk) {
@@ -121,14 +198,23 @@ func (w *encodeWorker) encodeChunks(todo <-chan *chunk) {
 func (w *encodeWorker) encodeChunk(ch *chunk) error {
 	w.notes = &ch.notes
 	// Most texts have fewer than three tokens in eight bytes.
-	ch.encoded[0].tokens = slices.Grow(ch.encoded[0].tokens, len(ch.text)*w.width*3/8)
+	ch.encoded[0].tokens = slices.Grow(ch.encoded[0].tokens, len(ch.text)*w.encoding.width*3/8)
 	for i := range ch.pieces {
 		piece := &ch.pieces[i]
 		if piece.leftOut {
 			addLeftOut(&ch.notes.NotUTF8, 1, piece.in.path)
 			continue
 		}
-		if err := inputFormats[piece.in.format].encode(w, ch, piece); err != nil {
+		var err error
+		switch piece.in.format {
+		case textFormat:
+			err = w.encodeText(ch, piece)
+		case jsonlFormat:
+			err = w.encodeLines(ch, piece)
+		default:
+			err = w.encodeRow(ch, piece)
+		}
+		if err != nil {
 			return fmt.Errorf("%s: %w", piece.in.path, err)
 		}
 	}

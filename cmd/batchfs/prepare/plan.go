@@ -18,10 +18,10 @@ import (
 // A plan determines the content of the token files. It never changes, so the reader, the encoders
 // and the writer of a run share it. With --dry-run, samples are encoded with the same plan.
 type plan struct {
-	settings
-	inputs []*input
-	encoding
-	val valRule
+	settings settings
+	inputs   []*input
+	encoding encoding
+	val      valRule
 }
 
 // settings are the options that determine the content of the token files. Checkpoints store them.
@@ -42,7 +42,7 @@ type settings struct {
 
 // An encoding says how documents become tokens.
 type encoding struct {
-	tokenizer
+	tokenizer      tokenizer
 	width          int // bytes per token
 	fields         []field
 	hasDots        bool // whether a field has several names in a row
@@ -141,13 +141,13 @@ func (p *plan) checkInputs() error {
 	for _, in := range p.inputs {
 		kind := nonTextName(in.path)
 		switch {
-		case p.As == "" && kind != nil && !(kind.binary && p.leavesOutBinary()):
+		case p.settings.As == "" && kind != nil && !(kind.binary && p.encoding.leavesOutBinary()):
 			return fmt.Errorf("%s: %w", in.path, kind.refused())
-		case in.format == textFormat && p.masked && (p.As != "" || kind == nil):
+		case in.format == textFormat && p.encoding.masked && (p.settings.As != "" || kind == nil):
 			// The other files are left out, because they are binary.
 			return fmt.Errorf("%s: is read as text, which has no fields for --mask: leave it out (in a directory, with --include '*.jsonl'), "+
 				"or use --as jsonl if its lines are JSON", in.path)
-		case in.format == textFormat && in.readableOnce() && p.skipInvalid:
+		case in.format == textFormat && in.readableOnce() && p.encoding.skipInvalid:
 			return fmt.Errorf("%s: is not a regular file, and --invalid skip reads a text twice: save it to a file first", in.path)
 		}
 	}
@@ -212,8 +212,8 @@ func (p *plan) digest() string {
 
 // files returns the inputs and, if --by names a file, that file.
 func (p *plan) files() []*input {
-	if info, err := os.Stat(p.By); err == nil {
-		return append(slices.Clip(p.inputs), &input{path: p.By, info: info})
+	if info, err := os.Stat(p.settings.By); err == nil {
+		return append(slices.Clip(p.inputs), &input{path: p.settings.By, info: info})
 	}
 	return p.inputs
 }

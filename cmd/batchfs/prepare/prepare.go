@@ -20,11 +20,11 @@ import (
 )
 
 type options struct {
-	settings
-	dir     string
-	include []string
-	force   bool
-	dryRun  bool
+	settings settings
+	dir      string
+	include  []string
+	force    bool
+	dryRun   bool
 
 	stdin  io.Reader
 	stdout io.Writer
@@ -96,20 +96,20 @@ the last checkpoint.`,
 func (o *options) register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.dir, "out", "", "write to this `DIR`, which is created if missing (required)")
-	f.StringVar(&o.By, "by", vocabulary.Char, "the tokenizer: `char|byte|gpt2|cl100k|o200k|FILE`, where FILE is a tokenizer.json of Hugging Face or a tekken.json of Mistral")
-	f.StringVar((*string)(&o.As), "as", "", "the format of all files, whatever their names: `text|jsonl|parquet|arrow`")
+	f.StringVar(&o.settings.By, "by", vocabulary.Char, "the tokenizer: `char|byte|gpt2|cl100k|o200k|FILE`, where FILE is a tokenizer.json of Hugging Face or a tekken.json of Mistral")
+	f.StringVar((*string)(&o.settings.As), "as", "", "the format of all files, whatever their names: `text|jsonl|parquet|arrow`")
 	f.StringArrayVar(&o.include, "include", nil, "in directories, take only files that match this `PATTERN`, such as '*.md'; ** matches any number of directories")
-	f.StringVar(&o.Field, "field", "text", "the `FIELD` of a line, or column, that holds the text; dots separate nested names")
-	f.StringVar(&o.Mask, "mask", "", "take these fields of each line, `FIELD:MASK,...`, such as prompt:0,completion:1 or messages[role=assistant].content:1, and write the mask "+
+	f.StringVar(&o.settings.Field, "field", "text", "the `FIELD` of a line, or column, that holds the text; dots separate nested names")
+	f.StringVar(&o.settings.Mask, "mask", "", "take these fields of each line, `FIELD:MASK,...`, such as prompt:0,completion:1 or messages[role=assistant].content:1, and write the mask "+
 		"of each token, one byte, to NAME.mask.bin")
-	f.BoolVar(&o.Special, "special", false, "encode names of special tokens in texts as those tokens, for example in rendered chats")
-	f.StringVar(&o.Invalid, "invalid", "error", "what to do about text that is not UTF-8: `error|replace|skip`; skip leaves out the file, line or row, and lines of JSON without the text")
-	f.StringVar(&o.EOT, "eot", "end", "where to put the end-of-text token of each document: `end|begin|none`")
-	f.StringVar(&o.EOTToken, "eot-token", "", "the `NAME` of the special token to use as end-of-text token, such as '<|im_end|>' (default: the tokenizer's, if known)")
-	f.Float64Var(&o.Val, "val", 0.1, "put this `FRACTION` of the documents, or of a single text file, into val; 0 for no val")
-	f.StringVar(&o.ValFiles, "val-files", "", "put the files that match this `GLOB` into val, and all others into train, such as 'shard_06542.parquet'")
-	f.StringVar(&o.Format, "format", "headerless", "format of the token files: `headerless|llm.c|megatron|datatrove|npy`")
-	f.Int64Var(&o.ShardTokens, "shard-tokens", 0, "write shards of this `NUMBER` of tokens, such as train_000001.bin; 0 for a single file (default 100000000 for llm.c). "+
+	f.BoolVar(&o.settings.Special, "special", false, "encode names of special tokens in texts as those tokens, for example in rendered chats")
+	f.StringVar(&o.settings.Invalid, "invalid", "error", "what to do about text that is not UTF-8: `error|replace|skip`; skip leaves out the file, line or row, and lines of JSON without the text")
+	f.StringVar(&o.settings.EOT, "eot", "end", "where to put the end-of-text token of each document: `end|begin|none`")
+	f.StringVar(&o.settings.EOTToken, "eot-token", "", "the `NAME` of the special token to use as end-of-text token, such as '<|im_end|>' (default: the tokenizer's, if known)")
+	f.Float64Var(&o.settings.Val, "val", 0.1, "put this `FRACTION` of the documents, or of a single text file, into val; 0 for no val")
+	f.StringVar(&o.settings.ValFiles, "val-files", "", "put the files that match this `GLOB` into val, and all others into train, such as 'shard_06542.parquet'")
+	f.StringVar(&o.settings.Format, "format", "headerless", "format of the token files: `headerless|llm.c|megatron|datatrove|npy`")
+	f.Int64Var(&o.settings.ShardTokens, "shard-tokens", 0, "write shards of this `NUMBER` of tokens, such as train_000001.bin; 0 for a single file (default 100000000 for llm.c). "+
 		"If --eot is begin, and in the formats megatron and datatrove, a shard ends with the document that reaches it")
 	f.BoolVar(&o.force, "force", false, "replace the token files and vocab.json in DIR")
 	f.BoolVar(&o.dryRun, "dry-run", false, "estimate the number of tokens from samples, and write nothing")
@@ -171,7 +171,7 @@ func (o *options) makePlan(args []string) (*plan, error) {
 		return nil, fmt.Errorf("--out %s: give a local directory, because batchfs never writes to a store; upload the files when they are complete", o.dir)
 	}
 	o.printTokens(e)
-	inputs, leftOut, err := findInputs(args, o.include, o.As, o.stdin)
+	inputs, leftOut, err := findInputs(args, o.include, o.settings.As, o.stdin)
 	if err != nil {
 		return nil, err
 	}

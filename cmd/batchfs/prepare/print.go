@@ -22,31 +22,31 @@ func (o *options) printLine(format string, args ...any) error {
 func (o *options) printTokens(e encoding) {
 	switch {
 	case e.eot >= 0 && e.eotBegins:
-		o.printLine("tokens of %s: %s (%d) begins each document", o.By, e.Bytes(uint32(e.eot)), e.eot)
+		o.printLine("tokens of %s: %s (%d) begins each document", o.settings.By, e.tokenizer.Bytes(uint32(e.eot)), e.eot)
 	case e.eot >= 0:
-		o.printLine("tokens of %s: %s (%d) ends each document", o.By, e.Bytes(uint32(e.eot)), e.eot)
+		o.printLine("tokens of %s: %s (%d) ends each document", o.settings.By, e.tokenizer.Bytes(uint32(e.eot)), e.eot)
 	default:
-		o.printLine("tokens of %s: no token separates documents", o.By)
+		o.printLine("tokens of %s: no token separates documents", o.settings.By)
 	}
 }
 
 // warnMissingEOT warns if no token separates documents although --eot asks for one.
 func (o *options) warnMissingEOT(p *plan) {
-	if p.eot >= 0 || o.EOT == "none" || p.isSingleText() {
+	if p.encoding.eot >= 0 || o.settings.EOT == "none" || p.isSingleText() {
 		return
 	}
 	remedy := "only the index of each file records where they end"
-	if _, ok := p.tokenizer.(bpeTokenizer); ok {
+	if _, ok := p.encoding.tokenizer.(bpeTokenizer); ok {
 		remedy = "choose a token with --eot-token"
 	}
-	o.printLine("warning: %s has no known end-of-text token, so nothing separates documents: %s", o.By, remedy)
+	o.printLine("warning: %s has no known end-of-text token, so nothing separates documents: %s", o.settings.By, remedy)
 }
 
 // warnTokenizer warns about a tokenizer that differs from the one of the model.
 func (o *options) warnTokenizer(p *plan) {
-	if t, ok := p.tokenizer.(bpeTokenizer); ok && t.IsWrongMistral() {
+	if t, ok := p.encoding.tokenizer.(bpeTokenizer); ok && t.IsWrongMistral() {
 		o.printLine("warning: %s splits text like Llama 3, but Mistral trained its models on tokens of tekken.json, which splits it differently: "+
-			"give the tekken.json of the same model with --by", o.By)
+			"give the tekken.json of the same model with --by", o.settings.By)
 	}
 }
 

@@ -7,95 +7,16 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"sync"
 	"unicode/utf8"
 )
 
-// Limits on memory, in bytes. They are variables so that tests can lower them.
-var (
-	chunkSize = 128 << 10 // text that is read and encoded at a time
-	maxLine   = 64 << 20  // longest line, row, or stretch of text in which no word ends
-)
-
-// maxChunks limits the chunks in memory, however many processors there are. Few workers get fewer,
-// so that their chunks stay in the processor's cache.
-const maxChunks = 256
-
 var byteOrderMark = []byte("\ufeff")
-
-// A position is a point between two text pieces, from which reading can resume. Checkpoints store
-// it.
-type position struct {
-	Input  int   `json:"input"`
-	Offset int64 `json:"offset"` // bytes of decompressed content; rows of a parquet or Arrow file
-	Line   int64 `json:"line"`   // lines before this position, in JSON Lines
-	Within bool  `json:"within"` // whether the position is inside a document
-	Val    bool  `json:"val"`    // whether that document belongs to val
-	Read   int64 `json:"read"`   // bytes read of all inputs, as stored on disk
-}
-
-// A textPiece is a part of an input that can be encoded without the rest: lines of JSON Lines, a
-// row, or a text or part of one.
-type textPiece struct {
-	text  []byte
-	in    *input
-	start position
-	// startsDocument and endsDocument say which ends of its document a piece of a text includes.
-	startsDocument, endsDocument bool
-	leftOut                      bool // whether all of the input is left out: it is not UTF-8
-}
-
-// A chunk is a group of text pieces that one worker encodes at a time. It carries their text, and
-// later their tokens, through the pipeline.
-type chunk struct {
-	pieces []textPiece
-	text   []byte   // text of the pieces
-	end    position // beginning of the next chunk
-
-	permits int // permits of the pipeline that the chunk holds
-	encoded [len(splits)]encodedTokens
-	err     error
-	done    chan struct{} // closed when encoded, notes and err are set
-
-	notes notes
-}
-
-// chunks recycles the memory of chunks, because on many processors the heap would grow a lot while
-// the garbage collector runs.
-var chunks = sync.Pool{New: func() any { return new(chunk) }}
-
-func (c *chunk) recycle() {
-	*c = chunk{pieces: c.pieces[:0], text: c.text[:0], encoded: c.encoded}
-	for i, e := range c.encoded {
-		c.encoded[i] = encodedTokens{tokens: e.tokens[:0], mask: e.mask[:0], ends: e.ends[:0]}
-	}
-	chunks.Put(c)
-}
-
-// tokens returns the number of tokens in the chunk, each of which has width bytes.
-func (c *chunk) tokens(width int) (n int64) {
-	for _, e := range c.encoded {
-		n += int64(len(e.tokens) / width)
-	}
-	return n
-}
-
-// inputFormats says how the inputs of each format become documents: read cuts an input into pieces,
-// and encode encodes the documents of a piece.
-var inputFormats = map[inputFormat]struct {
-	read   func(r *reader, s *stream, from position) error
-	encode func(w *encodeWorker, ch *chunk, piece *textPiece) error
-	byRow  bool // whether positions count rows instead of bytes
-}{
-	textFormat:    {read: (*reader).readText, encode: (*encodeWorker).encodeText},
-	jsonlFormat:   {read: (*reader).readLines, encode: (*encodeWorker).encodeLines},
-	parquetFormat: {read: (*reader).readParquet, encode: (*encodeWorker).encodeRow, byRow: true},
-	arrowFormat:   {read: (*reader).readArrow, encode: (*encodeWorker).encodeRow, byRow: true},
-}
 
 // A reader cuts inputs into chunks. It belongs to one goroutine.
 type reader struct {
-	*plan
+	inputs     []*input
+	encoding   *encoding
+	val        valRule
 	scratchDir string             // directory for decompressed parquet files; empty for the default
 	emit       func(*chunk) error // never called again after an error
 	bytesRead  int64              // bytes read of all inputs, as stored on disk
@@ -108,7 +29,7 @@ type reader struct {
 }
 
 func newReader(p *plan, scratchDir string, emit func(*chunk) error) *reader {
-	return &reader{plan: p, scratchDir: scratchDir, emit: emit}
+	return &reader{inputs: p.inputs, encoding: &p.encoding, val: p.val, scratchDir: scratchDir, emit: emit}
 }
 
 // read reads the inputs, starting at a position, and emits their chunks.
@@ -133,8 +54,8 @@ func (r *reader) read(from position) error {
 }
 
 func (r *reader) readInput(in *input, from position) error {
-	format, offset := inputFormats[in.format], from.Offset
-	if format.byRow {
+	offset := from.Offset
+	if in.format.hasRows() {
 		offset = 0
 	}
 	s, err := in.open(offset, r.countBytes)
@@ -142,7 +63,17 @@ func (r *reader) readInput(in *input, from position) error {
 		return err
 	}
 	defer s.Close()
-	return cmp.Or(format.read(r, s, from), s.checkUnchanged())
+	switch in.format {
+	case textFormat:
+		err = r.readText(s, from)
+	case jsonlFormat:
+		err = r.readLines(s, from)
+	case parquetFormat:
+		err = r.readParquet(s, from)
+	case arrowFormat:
+		err = r.readArrow(s, from)
+	}
+	return cmp.Or(err, s.checkUnchanged())
 }
 
 func (r *reader) countBytes(n int) { r.bytesRead += int64(n) }
@@ -181,7 +112,7 @@ func (r *reader) begin(s *stream, pos *position) (leftOut bool, err error) {
 		return false, errors.New("is neither gzip nor zstd, and not text: copy or download the file again, or leave it out")
 	case kind == nil:
 		return false, nil
-	case kind.binary && r.leavesOutBinary():
+	case kind.binary && r.encoding.leavesOutBinary():
 		return true, r.leaveOut(s.in, *pos)
 	default:
 		return false, kind.refused()

@@ -313,6 +313,10 @@ func TestPrepareTooLong(t *testing.T) {
 		wantError(t, args+" --by pairs --val 0 --out out", want)
 	}
 	prepared(t, "word.gz --by byte --val 0 --out out")
+	const want = "left out because they cannot be used: 1 row: too long (1, the first is row 2 of a.parquet)"
+	if said := prepared(t, "a.parquet --by pairs --val 0 --out rows --invalid skip"); !strings.Contains(said, want) {
+		t.Errorf("said %q, want %q", said, want)
+	}
 }
 
 // A page is rejected if it has too many values or is larger than its header states.

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync/atomic"
+	"unicode"
 	"unicode/utf8"
 
 	"batchfs/cmd/batchfs/prepare/bpe"
@@ -109,6 +110,28 @@ func (t bpeTokenizer) EndOfText() (uint32, bool) {
 		return t.Tokenizer.EndOfText()
 	}
 	return t.Special()[t.eot], true
+}
+
+// wordEnd returns how many bytes of text can be encoded without the rest, or 0. They end before a
+// space between two letters, or after a newline that precedes a letter and does not follow white
+// space. All tokenizers split a text there before they merge anything, unless joins reports that an
+// added token may contain the bytes on both sides.
+func wordEnd(text []byte, joins func(before, after byte) bool) int {
+	for i := len(text) - 1; i > 0; i-- {
+		if text[i] != ' ' && text[i] != '\n' {
+			continue
+		}
+		before, _ := utf8.DecodeLastRune(text[:i])
+		after, _ := utf8.DecodeRune(text[i+1:])
+		switch {
+		case !unicode.IsLetter(after):
+		case text[i] == ' ' && unicode.IsLetter(before) && !joins(text[i-1], ' '):
+			return i
+		case text[i] == '\n' && !unicode.IsSpace(before) && !joins('\n', text[i+1]):
+			return i + 1
+		}
+	}
+	return 0
 }
 
 type byteTokenizer struct{}

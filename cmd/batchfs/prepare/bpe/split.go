@@ -126,7 +126,9 @@ var (
 	starCoder = expression{finders: []finder{runs(isDigit, 1, false)}, next: nextGPT2, patterns: []string{`\p{N}` + then + gpt2.patterns[0]}}
 )
 
-var expressions = []expression{gpt2, cl100k, llama3, nanochat, qwen2, qwen35, o200k, tekken, starCoder, bloom, deepSeekV2, deepSeekV3}
+var expressions = []expression{
+	gpt2, cl100k, llama3, nanochat, qwen2, qwen35, o200k, tekken, starCoder, bloom, deepSeekV2, deepSeekV3,
+}
 
 // nextGPT2 implements `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`.
 func nextGPT2(text []byte, i int) int {

@@ -58,7 +58,7 @@ func (r *reader) readArrow(s *stream, pos position) (err error) {
 	}
 	defer batches.Release()
 	schema := newArrowColumn(0, arrow.Field{Type: arrow.StructOf(batches.Schema().Fields()...)})
-	if err := r.selectColumns(schema); err != nil {
+	if err := r.encoding.selectColumns(schema); err != nil {
 		return err
 	}
 	rows := &arrowReader{reader: r, in: s.in, schema: schema, pos: pos}
@@ -200,7 +200,7 @@ func newArrowColumn(index int, f arrow.Field) *column {
 
 // An arrowReader reads rows of record batches.
 type arrowReader struct {
-	*reader
+	reader *reader
 	in     *input
 	schema *column // of what is read
 	pos    position
@@ -213,7 +213,7 @@ func (a *arrowReader) readBatch(batch arrow.RecordBatch, from int64) error {
 	defer columns.Release()
 	for i := from; i < batch.NumRows(); i++ {
 		var text []byte
-		if a.rowsAreTexts() {
+		if a.reader.encoding.rowsAreTexts() {
 			text = arrowText(a.schema, columns, int(i))
 			a.row.exceeds = len(text) > maxLine
 		} else {
@@ -221,7 +221,7 @@ func (a *arrowReader) readBatch(batch arrow.RecordBatch, from int64) error {
 			a.row.appendArrow(a.schema, columns, int(i))
 			text = a.row.text
 		}
-		if err := a.addRow(a.in, text, a.row.exceeds, &a.pos); err != nil {
+		if err := a.reader.addRow(a.in, text, a.row.exceeds, &a.pos); err != nil {
 			return err
 		}
 	}

@@ -22,8 +22,9 @@ var splits = [...]string{"train", "val"}
 type writer struct {
 	work      *workDir
 	state     *checkpoint
-	shards    [len(splits)]*split
-	canResume bool // whether the inputs can be read again from a position
+	shards    [len(splits)]*splitWriter
+	units     string // what the inputs have, such as lines
+	canResume bool   // whether the inputs can be read again from a position
 	progress  *progress
 
 	began, nextSave time.Time
@@ -33,12 +34,14 @@ type writer struct {
 // newWriter returns a writer that continues from a checkpoint, which it keeps up to date.
 func newWriter(p *plan, work *workDir, state *checkpoint, progress *progress) *writer {
 	began := time.Now()
-	w := &writer{work: work, state: state, canResume: !slices.ContainsFunc(p.inputs, (*input).readableOnce), progress: progress,
-		began: began, nextSave: began.Add(time.Second)}
-	out := &outputOptions{dir: work.dir, format: outputFormats[p.Format], width: p.width, maxTokens: p.ShardTokens, masked: p.masked, tokenizer: p.Name()}
-	out.wholeDocuments = p.eotBegins || out.format.finish != nil
+	_, units := unitsOf(p.inputs)
+	w := &writer{work: work, state: state, units: units, canResume: !slices.ContainsFunc(p.inputs, (*input).readableOnce),
+		progress: progress, began: began, nextSave: began.Add(time.Second)}
+	out := &outputOptions{dir: work.dir, format: outputFormats[p.settings.Format], width: p.encoding.width,
+		maxTokens: p.settings.ShardTokens, masked: p.encoding.masked, tokenizer: p.encoding.tokenizer.Name()}
+	out.wholeDocuments = p.encoding.eotBegins || out.format.finish != nil
 	for i, name := range splits {
-		w.shards[i] = &split{outputOptions: out, name: name, splitState: state.Splits[i]}
+		w.shards[i] = &splitWriter{options: out, name: name, state: state.Splits[i]}
 	}
 	return w
 }
@@ -48,7 +51,7 @@ func newWriter(p *plan, work *workDir, state *checkpoint, progress *progress) *w
 func (w *writer) write(ch *chunk) error {
 	due := time.Now().After(w.nextSave)
 	w.state.Notes.add(&ch.notes)
-	if err := w.state.Notes.checkUnusable(); err != nil {
+	if err := w.state.Notes.checkUnusable(w.units); err != nil {
 		return err
 	}
 	for i, split := range w.shards {
@@ -58,7 +61,7 @@ func (w *writer) write(ch *chunk) error {
 		}
 		due = due || completed
 	}
-	w.tokens += ch.tokens(w.shards[0].width)
+	w.tokens += ch.tokens(w.shards[0].options.width)
 	w.progress.advanceTo(ch.end)
 	w.progress.Describe(fmt.Sprintf("encoding, %.2f million tokens/s", float64(w.tokens)/1e6/time.Since(w.began).Seconds()))
 	if !due {
@@ -78,7 +81,7 @@ func (w *writer) save(pos position) error {
 		if err := split.sync(); err != nil {
 			return err
 		}
-		w.state.Splits[i] = split.splitState
+		w.state.Splits[i] = split.state
 	}
 	return w.work.save(w.state)
 }
@@ -111,12 +114,13 @@ type outputOptions struct {
 	wholeDocuments bool // whether each shard ends with a document
 }
 
-// A split writes the shards of train or val, one after the other. It belongs to one goroutine.
-type split struct {
-	*outputOptions
-	name string
-	splitState
-	files [3]*os.File // tokens, ends of documents and mask of the current shard; nil if absent
+// A splitWriter writes the shards of train or val, one after the other. It belongs to one
+// goroutine.
+type splitWriter struct {
+	options *outputOptions
+	name    string
+	state   splitState
+	files   [3]*os.File // tokens, ends of documents and mask of the current shard; nil if absent
 }
 
 type splitState struct {
@@ -128,39 +132,39 @@ type splitState struct {
 }
 
 // shardName returns the name of the current shard. mount --data recognizes both forms.
-func (s *split) shardName() string {
-	if s.maxTokens == 0 {
-		return s.name + s.format.extension
+func (s *splitWriter) shardName() string {
+	if s.options.maxTokens == 0 {
+		return s.name + s.options.format.extension
 	}
-	return fmt.Sprintf("%s_%06d%s", s.name, len(s.Shards)+1, s.format.extension)
+	return fmt.Sprintf("%s_%06d%s", s.name, len(s.state.Shards)+1, s.options.format.extension)
 }
 
 func maskPath(path string) string { return path[:len(path)-len(filepath.Ext(path))] + ".mask.bin" }
 
 // openShard opens the files of the current shard if necessary, and truncates them to their sizes in
 // the checkpoint.
-func (s *split) openShard() error {
+func (s *splitWriter) openShard() error {
 	if s.files[0] != nil {
 		return nil
 	}
 	names := [3]string{s.shardName()}
-	names[1] = s.format.endsFile(names[0])
-	if s.masked {
+	names[1] = s.options.format.endsFile(names[0])
+	if s.options.masked {
 		names[2] = maskPath(names[0])
 	}
-	sizes := [3]int64{int64(len(s.shardHeader())) + s.Tokens*int64(s.width), 8 * s.Documents, s.Tokens}
+	sizes := [3]int64{int64(len(s.shardHeader())) + s.state.Tokens*int64(s.options.width), 8 * s.state.Documents, s.state.Tokens}
 	for i, name := range names {
 		if name == "" {
 			continue
 		}
-		f, err := s.dir.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o666)
+		f, err := s.options.dir.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o666)
 		if err != nil {
 			return err
 		}
 		s.files[i] = f
 		size, err := f.Seek(0, io.SeekEnd)
-		if err == nil && s.Tokens > 0 && size < sizes[i] {
-			err = fmt.Errorf("%s: has %d bytes, but had %d: restore the file, or remove %s to start over", f.Name(), size, sizes[i], s.dir.Name())
+		if err == nil && s.state.Tokens > 0 && size < sizes[i] {
+			err = fmt.Errorf("%s: has %d bytes, but had %d: restore the file, or remove %s to start over", f.Name(), size, sizes[i], s.options.dir.Name())
 		}
 		if err == nil {
 			err = f.Truncate(sizes[i])
@@ -175,21 +179,21 @@ func (s *split) openShard() error {
 	return nil
 }
 
-func (s *split) shardHeader() []byte {
-	if s.format.header == nil {
+func (s *splitWriter) shardHeader() []byte {
+	if s.options.format.header == nil {
 		return nil
 	}
-	return s.format.header(s.Tokens, s.width)
+	return s.options.format.header(s.state.Tokens, s.options.width)
 }
 
 // write appends tokens, completes full shards, and reports whether it completed one.
-func (s *split) write(e encodedTokens) (completed bool, err error) {
-	s.EOTInside += e.eotInside
+func (s *splitWriter) write(e encodedTokens) (completed bool, err error) {
+	s.state.EOTInside += e.eotInside
 	for len(e.tokens) > 0 {
-		all := int64(len(e.tokens) / s.width)
+		all := int64(len(e.tokens) / s.options.width)
 		n, full := all, false
-		if room := s.maxTokens - s.Tokens; s.maxTokens > 0 {
-			if !s.wholeDocuments {
+		if room := s.options.maxTokens - s.state.Tokens; s.options.maxTokens > 0 {
+			if !s.options.wholeDocuments {
 				n, full = min(all, room), room <= all
 			} else if i := slices.IndexFunc(e.ends, func(end int64) bool { return end >= room }); i >= 0 {
 				n, full = e.ends[i], true
@@ -199,14 +203,14 @@ func (s *split) write(e encodedTokens) (completed bool, err error) {
 		if n < all {
 			documents, _ = slices.BinarySearch(e.ends, n+1)
 		}
-		if s.format.maxTokens > 0 && s.Tokens+n > s.format.maxTokens {
-			return false, fmt.Errorf("%s: the format cannot hold more than %d tokens in a shard: use --shard-tokens", s.shardName(), s.format.maxTokens)
+		if s.options.format.maxTokens > 0 && s.state.Tokens+n > s.options.format.maxTokens {
+			return false, fmt.Errorf("%s: the format cannot hold more than %d tokens in a shard: use --shard-tokens", s.shardName(), s.options.format.maxTokens)
 		}
 		if err := s.appendToShard(e, n, documents); err != nil {
 			return false, err
 		}
-		e.tokens = e.tokens[n*int64(s.width):]
-		if s.masked {
+		e.tokens = e.tokens[n*int64(s.options.width):]
+		if s.options.masked {
 			e.mask = e.mask[n:]
 		}
 		e.ends = slices.Clone(e.ends[documents:])
@@ -225,16 +229,16 @@ func (s *split) write(e encodedTokens) (completed bool, err error) {
 
 // appendToShard appends the first n tokens, in which the given number of documents end, to the
 // current shard.
-func (s *split) appendToShard(e encodedTokens, n int64, documents int) error {
+func (s *splitWriter) appendToShard(e encodedTokens, n int64, documents int) error {
 	if err := s.openShard(); err != nil {
 		return err
 	}
 	var ends []byte
 	for _, end := range e.ends[:documents] {
-		ends = binary.LittleEndian.AppendUint64(ends, uint64(s.Tokens+end))
+		ends = binary.LittleEndian.AppendUint64(ends, uint64(s.state.Tokens+end))
 	}
-	parts := [...][]byte{e.tokens[:n*int64(s.width)], ends, nil}
-	if s.masked {
+	parts := [...][]byte{e.tokens[:n*int64(s.options.width)], ends, nil}
+	if s.options.masked {
 		parts[2] = e.mask[:n]
 	}
 	for i, raw := range parts {
@@ -245,13 +249,13 @@ func (s *split) appendToShard(e encodedTokens, n int64, documents int) error {
 			return err
 		}
 	}
-	s.Tokens += n
-	s.Documents += int64(documents)
-	s.MaskOnes += int64(bytes.Count(parts[2], []byte{1}))
+	s.state.Tokens += n
+	s.state.Documents += int64(documents)
+	s.state.MaskOnes += int64(bytes.Count(parts[2], []byte{1}))
 	return nil
 }
 
-func (s *split) sync() error {
+func (s *splitWriter) sync() error {
 	for _, f := range s.files {
 		if f != nil {
 			if err := f.Sync(); err != nil {
@@ -263,8 +267,8 @@ func (s *split) sync() error {
 }
 
 // completeShard ends the current shard, unless it is empty.
-func (s *split) completeShard() error {
-	if s.Tokens == 0 {
+func (s *splitWriter) completeShard() error {
+	if s.state.Tokens == 0 {
 		return nil
 	}
 	if err := s.openShard(); err != nil { // after an interruption, the files may exist already
@@ -277,8 +281,8 @@ func (s *split) completeShard() error {
 		return err
 	}
 	name := s.shardName()
-	if s.format.finish != nil {
-		if err := s.format.finish(s.dir, name, shardInfo{s.Tokens, s.Documents, s.width, s.tokenizer}); err != nil {
+	if s.options.format.finish != nil {
+		if err := s.options.format.finish(s.options.dir, name, shardInfo{s.state.Tokens, s.state.Documents, s.options.width, s.options.tokenizer}); err != nil {
 			return err
 		}
 	}
@@ -287,19 +291,19 @@ func (s *split) completeShard() error {
 		return fmt.Errorf("%s: %w", s.files[0].Name(), err)
 	}
 	s.closeFiles()
-	done := vocabulary.Shard{Name: name, Tokens: s.Tokens, Documents: s.Documents, SHA256: fmt.Sprintf("%x", hash.Sum(nil))}
-	if s.masked {
-		done.MaskOnes = s.MaskOnes
+	done := vocabulary.Shard{Name: name, Tokens: s.state.Tokens, Documents: s.state.Documents, SHA256: fmt.Sprintf("%x", hash.Sum(nil))}
+	if s.options.masked {
+		done.MaskOnes = s.state.MaskOnes
 		done.Arrays = []vocabulary.ArrayFile{{Name: "mask", File: maskPath(name), DType: "uint8"}}
 	}
-	s.splitState = splitState{Shards: append(s.Shards, done), EOTInside: s.EOTInside}
+	s.state = splitState{Shards: append(s.state.Shards, done), EOTInside: s.state.EOTInside}
 	return nil
 }
 
 // total describes the complete shards.
-func (s *split) total() vocabulary.Split {
-	all := vocabulary.Split{Shards: s.Shards, EOTInside: s.EOTInside}
-	for _, shard := range s.Shards {
+func (s *splitWriter) total() vocabulary.Split {
+	all := vocabulary.Split{Shards: s.state.Shards, EOTInside: s.state.EOTInside}
+	for _, shard := range s.state.Shards {
 		all.Tokens += shard.Tokens
 		all.Documents += shard.Documents
 	}
@@ -308,21 +312,21 @@ func (s *split) total() vocabulary.Split {
 
 // endLastDocument ends a document at the end of the shard even if the next shard continues it,
 // because readers treat each file separately.
-func (s *split) endLastDocument() error {
+func (s *splitWriter) endLastDocument() error {
 	var last [8]byte
-	if s.Documents > 0 {
-		if _, err := s.files[1].ReadAt(last[:], 8*(s.Documents-1)); err != nil {
+	if s.state.Documents > 0 {
+		if _, err := s.files[1].ReadAt(last[:], 8*(s.state.Documents-1)); err != nil {
 			return err
 		}
 	}
-	if binary.LittleEndian.Uint64(last[:]) == uint64(s.Tokens) {
+	if binary.LittleEndian.Uint64(last[:]) == uint64(s.state.Tokens) {
 		return nil
 	}
-	_, err := s.files[1].WriteAt(binary.LittleEndian.AppendUint64(nil, uint64(s.Tokens)), 8*s.Documents)
+	_, err := s.files[1].WriteAt(binary.LittleEndian.AppendUint64(nil, uint64(s.state.Tokens)), 8*s.state.Documents)
 	return err
 }
 
-func (s *split) closeFiles() {
+func (s *splitWriter) closeFiles() {
 	for i, f := range s.files {
 		if f != nil {
 			f.Close()

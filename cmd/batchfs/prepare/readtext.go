@@ -3,7 +3,6 @@ package prepare
 import (
 	"fmt"
 	"io"
-	"unicode"
 	"unicode/utf8"
 )
 
@@ -13,7 +12,7 @@ func (r *reader) readText(s *stream, pos position) error {
 		return err
 	}
 	for {
-		n, err := r.fillToCut(s, r.Cut)
+		n, err := r.fillToCut(s, r.encoding.tokenizer.Cut)
 		if err != nil {
 			return err
 		}
@@ -49,7 +48,7 @@ func (r *reader) readText(s *stream, pos position) error {
 // input begins at pos. So that there is only one decompressor at a time, leaveOutInvalid closes a
 // compressed input, and opens it again after the check.
 func (r *reader) leaveOutInvalid(s *stream, pos position) (leftOut bool, err error) {
-	if !r.leavesOutBinary() || r.ended { // a worker checks a document that is one piece
+	if !r.encoding.leavesOutBinary() || r.ended { // a worker checks a document that is one piece
 		return false, nil
 	}
 	if s.decompressor != nil {
@@ -104,66 +103,4 @@ func (in *input) hasInvalidUTF8() (bool, error) {
 		}
 		rest = copy(buf, text[end:])
 	}
-}
-
-func (w *encodeWorker) encodeText(ch *chunk, piece *textPiece) error {
-	valid, bad := w.toValidUTF8(piece.text)
-	switch {
-	case w.skipInvalid && bad >= 0:
-		addLeftOut(&ch.notes.NotUTF8, 1, piece.in.path)
-		return nil
-	case bad >= 0 && w.replaceInvalid:
-		ch.notes.Replaced.add(piece.in.path)
-	case bad >= 0:
-		return fmt.Errorf("not valid UTF-8 at byte %d: convert it to UTF-8, or use --invalid replace or skip, or --by byte", piece.start.Offset+int64(bad))
-	}
-	out := &ch.encoded[0]
-	if piece.start.Val {
-		out = &ch.encoded[1]
-	}
-	if piece.startsDocument {
-		w.beginDocument(out)
-	}
-	const mask = 0 // with --mask, there is no text
-	if err := w.appendText(out, valid, mask, piece.startsDocument); err != nil {
-		return err
-	}
-	if piece.endsDocument {
-		w.endDocument(out, 0)
-	}
-	return nil
-}
-
-// runeEnd returns the length of text without an incomplete character at its end.
-func runeEnd(text []byte) int {
-	last := max(0, len(text)-1)
-	for last > max(0, len(text)-utf8.UTFMax) && !utf8.RuneStart(text[last]) {
-		last--
-	}
-	if utf8.FullRune(text[last:]) {
-		return len(text)
-	}
-	return last
-}
-
-// wordEnd returns how many bytes of text can be encoded without the rest, or 0. They end before a
-// space between two letters, or after a newline that precedes a letter and does not follow white
-// space. All tokenizers split a text there before they merge anything, unless joins reports that an
-// added token may contain the bytes on both sides.
-func wordEnd(text []byte, joins func(before, after byte) bool) int {
-	for i := len(text) - 1; i > 0; i-- {
-		if text[i] != ' ' && text[i] != '\n' {
-			continue
-		}
-		before, _ := utf8.DecodeLastRune(text[:i])
-		after, _ := utf8.DecodeRune(text[i+1:])
-		switch {
-		case !unicode.IsLetter(after):
-		case text[i] == ' ' && unicode.IsLetter(before) && !joins(text[i-1], ' '):
-			return i
-		case text[i] == '\n' && !unicode.IsSpace(before) && !joins('\n', text[i+1]):
-			return i + 1
-		}
-	}
-	return 0
 }

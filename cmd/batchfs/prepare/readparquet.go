@@ -33,7 +33,7 @@ func (r *reader) readParquet(s *stream, pos position) (err error) {
 	}
 	schema := new(column)
 	schema.fill(f.Root())
-	if err := r.selectColumns(schema); err != nil {
+	if err := r.encoding.selectColumns(schema); err != nil {
 		return err
 	}
 	p := &parquetReader{reader: r, schema: schema, in: s.in, pos: pos, rowBytes: float64(s.in.size()) / float64(f.NumRows())}
@@ -64,7 +64,7 @@ func (r *reader) readParquet(s *stream, pos position) (err error) {
 
 // A parquetReader reads rows of a parquet file.
 type parquetReader struct {
-	*reader
+	reader   *reader
 	in       *input
 	schema   *column // of what is read
 	pos      position
@@ -77,7 +77,7 @@ type parquetReader struct {
 func (p *parquetReader) readGroup(first, rows int64) error {
 	leaves := p.schema.leaves()
 	row, end := first, first+rows
-	if p.rowsAreTexts() { // otherwise, pages may begin within a row
+	if p.reader.encoding.rowsAreTexts() { // otherwise, pages may begin within a row
 		row = max(first, p.pos.Offset)
 		if err := p.leaves[leaves[0].index].pages.SeekToRow(row - first); err != nil {
 			return err
@@ -85,7 +85,7 @@ func (p *parquetReader) readGroup(first, rows int64) error {
 	}
 	for ; row < end; row++ {
 		var text []byte
-		if p.rowsAreTexts() {
+		if p.reader.encoding.rowsAreTexts() {
 			text = p.next(leaves[0], 0).ByteArray()
 			p.row.exceeds = len(text) > maxLine
 		} else {
@@ -101,8 +101,8 @@ func (p *parquetReader) readGroup(first, rows int64) error {
 		if row < p.pos.Offset {
 			continue
 		}
-		p.countBytes(int(p.rowBytes))
-		if err := p.addRow(p.in, text, p.row.exceeds, &p.pos); err != nil {
+		p.reader.countBytes(int(p.rowBytes))
+		if err := p.reader.addRow(p.in, text, p.row.exceeds, &p.pos); err != nil {
 			return err
 		}
 	}

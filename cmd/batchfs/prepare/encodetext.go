@@ -1,0 +1,33 @@
+package prepare
+
+import (
+	"fmt"
+)
+
+func (w *encodeWorker) encodeText(ch *chunk, piece *textPiece) error {
+	valid, bad := w.encoding.toValidUTF8(piece.text)
+	switch {
+	case w.encoding.skipInvalid && bad >= 0:
+		addLeftOut(&ch.notes.NotUTF8, 1, piece.in.path)
+		return nil
+	case bad >= 0 && w.encoding.replaceInvalid:
+		ch.notes.Replaced.add(piece.in.path)
+	case bad >= 0:
+		return fmt.Errorf("not valid UTF-8 at byte %d: convert it to UTF-8, or use --invalid replace or skip, or --by byte", piece.start.Offset+int64(bad))
+	}
+	out := &ch.encoded[0]
+	if piece.start.Val {
+		out = &ch.encoded[1]
+	}
+	if piece.startsDocument {
+		w.beginDocument(out)
+	}
+	const mask = 0 // with --mask, there is no text
+	if err := w.appendText(out, valid, mask, piece.startsDocument); err != nil {
+		return err
+	}
+	if piece.endsDocument {
+		w.endDocument(out, 0)
+	}
+	return nil
+}

@@ -1,0 +1,75 @@
+package prepare
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"unicode/utf8"
+)
+
+// addRow adds the text of a row, or its JSON, and advances pos. exceeds says that it has more than
+// maxLine bytes.
+func (r *reader) addRow(in *input, row []byte, exceeds bool, pos *position) error {
+	piece := textPiece{text: row, in: in, start: *pos, startsDocument: true, endsDocument: true}
+	pos.Offset++
+	switch {
+	case !exceeds:
+		return r.add(piece, *pos)
+	case r.encoding.skipInvalid:
+		r.current.notes.addUnusable(tooLong, location("row", pos.Offset, in))
+		return nil
+	}
+	return fmt.Errorf("row %d has more than %d bytes, which is the limit: shorten it, or leave such rows out with --invalid skip", pos.Offset, maxLine)
+}
+
+// A rowJSON is the JSON of a row, up to maxLine bytes.
+type rowJSON struct {
+	text    []byte
+	exceeds bool // whether it has more
+}
+
+func (j *rowJSON) reset() { *j = rowJSON{text: j.text[:0]} }
+
+// literal appends a part of a value as it is.
+func (j *rowJSON) literal(part string) {
+	j.exceeds = j.exceeds || len(j.text)+len(part) > maxLine
+	if !j.exceeds {
+		j.text = append(j.text, part...)
+	}
+}
+
+// bytes appends the value of a column. Bytes that need not be UTF-8, and are not, become an object,
+// because they are no text.
+func (j *rowJSON) bytes(value []byte, c *column) {
+	if c.isUTF8 || utf8.Valid(value) {
+		j.string(value)
+	} else {
+		j.literal(`{"bytes":""}`)
+	}
+}
+
+// float appends a number. NaN and infinities become 0, as in JSON lines.
+func (j *rowJSON) float(value float64) {
+	if math.IsNaN(value) || math.IsInf(value, 0) {
+		value = 0
+	}
+	j.literal(strconv.FormatFloat(value, 'g', -1, 64))
+}
+
+// string appends a string, with invalid UTF-8 as it is.
+func (j *rowJSON) string(value []byte) {
+	j.exceeds = j.exceeds || len(j.text)+len(value)+2 > maxLine
+	if j.exceeds {
+		return
+	}
+	j.text = append(j.text, '"')
+	begin := 0
+	for i, b := range value {
+		if b < ' ' || b == '"' || b == '\\' {
+			j.text = append(j.text, value[begin:i]...)
+			j.text = fmt.Appendf(j.text, `\u%04x`, b)
+			begin = i + 1
+		}
+	}
+	j.text = append(append(j.text, value[begin:]...), '"')
+}
