@@ -38,10 +38,10 @@ threads read, and the child may read too.
 """
 
 from ._batch import Array, Batch
+from ._errors import ArgumentError, Error, MountError, ReadError
 from ._finish import finish
 from ._pipe import Piped
 from ._mount import Mount, mount, open, split
-from ._program import ArgumentError, Error, MountError, ReadError
 from ._split import Split, Steps
 from ._tokenizer import save_tokenizer
 from ._writer import Writer

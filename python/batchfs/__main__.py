@@ -3,7 +3,8 @@
 import os
 import sys
 
-from ._program import Error, program
+from ._errors import Error
+from ._program import program
 
 try:
     path = program()

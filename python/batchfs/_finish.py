@@ -9,7 +9,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from ._program import Error, PathLike
+from ._errors import Error
+from ._settings import PathLike
 from ._workdir import FINISH_STATE, SHARD, WORK, WRITER_STATE, State, WorkDirectory, absolute, check_free, explained, read_state, shard_name
 
 COUNTS = ("tokens", "documents", "ones")  # ones are tokens with mask 1

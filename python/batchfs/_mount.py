@@ -16,10 +16,14 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
-from ._pipe import Piped
+from ._errors import MountError
 from ._files import FileReader, hint, reason
-from ._program import Log, MountError, PathLike, Setting, flags, parse_info, parse_report, program, run, unexplained
-from ._split import Split, resolve_split
+from ._pipe import Piped
+from ._program import Log, parse_report, program, run, unexplained
+from ._ranks import resolve_split
+from ._settings import PathLike, Setting, flags
+from ._split import Split
+from ._state import parse_info
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -9,10 +9,14 @@ import subprocess
 import weakref
 from typing import IO, TYPE_CHECKING, Any, SupportsIndex
 
-from ._batch import HEADER, layouts
+from ._batch import HEADER, layouts, read_rest
+from ._errors import MountError, ReadError
 from ._lock import Locked
-from ._program import MountError, ReadError, Process, Setting, parse_info, run
-from ._split import Split, read_rest, resolve_split
+from ._program import Process, run
+from ._ranks import resolve_split
+from ._settings import Setting
+from ._split import Split
+from ._state import parse_info
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

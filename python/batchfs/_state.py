@@ -1,16 +1,32 @@
-"""The state of a run: where it is, and what decides its rows."""
+"""info.json, and the state of a run: where it is, and what decides its rows."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import operator
 from collections.abc import Mapping
 from typing import Any
 
-from ._program import ArgumentError, Error, integer, run
+from ._errors import ArgumentError, Error, MountError
+from ._program import run
+from ._settings import integer
 
 MAX_BATCHES = 2**40  # numbers of batches are below this
 _VERSION = 2
+
+
+def parse_info(path: str, text: bytes) -> dict[str, Any]:
+    """Returns the content of a path's info.json.
+
+    Raises:
+        MountError: the file has no state, so another program wrote it.
+    """
+    with contextlib.suppress(ValueError, TypeError):
+        info = json.loads(text)
+        if "state" in info:
+            return info
+    raise MountError(f"{path}: info.json has no state, so it is not that of a split; name the directory of a split in a mount")
 
 
 def state_at(info: dict[str, Any], step: int) -> dict[str, Any]:

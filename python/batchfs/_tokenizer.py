@@ -9,7 +9,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ._program import ArgumentError, PathLike
+from ._errors import ArgumentError
+from ._settings import PathLike
 
 _END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "</s>", "<eos>")
 _BYTE = re.compile("<0x([0-9A-F]{2})>")

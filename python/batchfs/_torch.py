@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ._batch import Array, Batch, BatchBuffer, BufferPool, parts, layouts
-from ._program import Error
+from ._errors import Error
 from ._split import StepIterator, Split, worker_info
 
 Tensors = Batch[torch.Tensor]

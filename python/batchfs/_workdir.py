@@ -15,7 +15,8 @@ from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ._program import ArgumentError, Error, PathLike
+from ._errors import ArgumentError, Error
+from ._settings import PathLike
 
 State: TypeAlias = "dict[str, Any]"
 

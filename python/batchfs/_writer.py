@@ -21,8 +21,9 @@ from typing import Any, NamedTuple, SupportsIndex
 import numpy as np
 
 from ._batch import Array
+from ._errors import ArgumentError, Error
 from ._finish import COUNTS, check_end, documents_of, file_names, published, write_manifest
-from ._program import ArgumentError, Error, PathLike, integer
+from ._settings import PathLike, integer
 from ._tokenizer import vocabulary
 from ._workdir import FINISH_STATE, SHARD, WORK, WRITER_STATE, State, WorkDirectory, absolute, check_free, explained, read_state, shard_name
 

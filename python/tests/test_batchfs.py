@@ -31,9 +31,10 @@ HERE = Path(__file__).resolve()
 sys.path.insert(0, str(HERE.parents[1]))
 
 import batchfs
+from batchfs._batch import read_rest
 from batchfs._files import FileReader
-from batchfs._program import Report, flags, program, run
-from batchfs._split import read_rest
+from batchfs._program import Report, program, run
+from batchfs._settings import flags
 from tests import waiting
 from tests.waiting import python
 
