@@ -143,8 +143,8 @@ var batchTable = table{name: "[batch]", help: "What a batch contains. These keys
 			"  torch: the windows of nanoGPT, bit for bit. Needs a single file, or join = true.\n" +
 			"  torch-2.6: the same, with the random numbers of PyTorch 2.6 and older."},
 	{name: "source", effect: OnRows, example: "web", inPath: true, valueType: sourceName(func(c *Split) *string { return &c.Source }),
-		help: "The only source of a mixture to read, by name. Usually set in the path, to get the loss of each source: " +
-			"its rows are then those that the mixture draws from it, in the same order."},
+		help: "The name of the only source of a mixture to read. Usually set in the path, to compute the loss on each source. " +
+			"Batches then have the rows that the mixture draws from this source, in the same order."},
 	{name: "seed", effect: OnRows, initial: 1337, inPath: true, valueType: wholeNumber(func(c *Split) *uint64 { return &c.Seed }, 0, math.MaxInt64),
 		help: "The seed of the random numbers. random and shuffle combine it with the name of the split, and torch " +
 			"with the rank. Change it to get other rows."},
@@ -228,7 +228,7 @@ var sourceTable = table{name: "[[splits.X.sources]]", help: "A source of a mixtu
 	{name: "weight", effect: OnSchedule, example: 7, valueType: weight,
 		help: "The weight of this source, relative to the others. Weights need not add up to 1. With 0, it is not read."},
 	{name: "max_epochs", effect: OnSchedule, example: 4, valueType: positive(func(c *Source) *float64 { return &c.MaxEpochs }),
-		help: "The number of epochs after which this source is no longer read, with all its ranks. The other sources keep their proportions. " +
+		help: "How many epochs of this source are read, by all ranks together. After that, the other sources go on in the same proportions. " +
 			"When no source is left, the batches end."},
 	{name: "vocab_size", effect: OnNothing, example: 50257, valueType: wholeNumber(func(c *Source) *int64 { return &c.VocabSize }, 0, 1<<32),
 		help: "The vocab_size of this source. The default is the split's vocab_size."},

@@ -35,8 +35,8 @@ order = "sequential"           # a key of [batch], for this split only
 # in a path, as in /mnt/batches/train/rank=3,world=8/next.
 #
 # Batch k never changes as long as these stay the same: the name of the split; its tokens, sources,
-# arrays and join; and the keys of [batch] except %s. No other key changes
-# a batch.
+# stages, arrays and join; and the keys of [batch] except %s. No other key
+# changes a batch.
 `
 
 // wrapComment returns text as a TOML comment, with lines of at most 100 bytes. It keeps line breaks

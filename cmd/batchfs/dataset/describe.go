@@ -94,9 +94,11 @@ func (d *Dataset) Info() []byte {
 				all["batches"] = end
 			}
 		}
-	} else if d.Sequence.Order == sampler.Sequential || d.Sequence.Order == sampler.Shuffle {
-		batch, rows := d.epochEnd()
-		all["epoch_ends"] = map[string]any{"batch": batch, "rows": rows}
+	}
+	if d.hasEpochs() {
+		if batch, rows := d.epochEnd(); batch < d.Sequence.Batches() {
+			all["epoch_ends"] = map[string]any{"batch": batch, "rows": rows}
+		}
 	}
 	return indentedJSON(all)
 }
@@ -104,10 +106,17 @@ func (d *Dataset) Info() []byte {
 // EpochBatches returns the number of batches in an epoch, or 0 for mixtures and orders without
 // epochs.
 func (d *Dataset) EpochBatches() uint64 {
-	if len(d.Split.Sources) > 0 || d.Sequence.Order != sampler.Sequential && d.Sequence.Order != sampler.Shuffle {
+	if !d.hasEpochs() {
 		return 0
 	}
 	return uint64(d.Sequence.BatchesPerEpoch())
+}
+
+// hasEpochs reports whether all rows belong to the same epochs: those of the split or, of a mixture,
+// those of its only source.
+func (d *Dataset) hasEpochs() bool {
+	return (len(d.Split.Sources) == 0 || d.Split.Source != "") &&
+		(d.Sequence.Order == sampler.Sequential || d.Sequence.Order == sampler.Shuffle)
 }
 
 // epochEnd returns the batch in which the first epoch ends, and how many of its rows belong to it.

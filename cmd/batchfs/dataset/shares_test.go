@@ -1,9 +1,11 @@
 package dataset
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"maps"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -140,7 +142,18 @@ func TestEpochEnds(t *testing.T) {
 			}
 		}
 	}
-	if info := string(mustWith(t, d, "order=random").Info()); strings.Contains(info, "epoch_ends") {
-		t.Errorf("random draws with replacement, and its epochs have no end: %s", info)
+	mixture := mustOpen(t, testfiles.Small+"[splits.val]\norder = 'sequential'\n[[splits.val.sources]]\nname = 'a'\ntokens = 'a.bin'\nweight = 2\n"+
+		"[[splits.val.sources]]\nname = 'b'\ntokens = 'b.bin'\nweight = 1\nmax_epochs = 0.5\n")[0]
+	alone := mustOpen(t, testfiles.Small+"[splits.a]\norder = 'sequential'\ntokens = 'a.bin'\n")[0]
+	ends := regexp.MustCompile(`(?s)"epoch_ends": \{.*?\}`)
+	if got, want := ends.Find(mustWith(t, mixture, "source=a").Info()), ends.Find(alone.Info()); want == nil || !bytes.Equal(got, want) {
+		t.Errorf("a source of a mixture has %s, want %s, as a split of its own", got, want)
+	}
+	for what, d := range map[string]*Dataset{
+		"rows drawn with replacement": mustWith(t, d, "order=random"), "a mixture": mixture, "half an epoch": mustWith(t, mixture, "source=b"),
+	} {
+		if got := ends.Find(d.Info()); got != nil {
+			t.Errorf("%s: no epoch ends, but info.json has %s", what, got)
+		}
 	}
 }
