@@ -5,6 +5,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"batchfs/cache/localfile"
@@ -72,7 +73,7 @@ func resolveLocal(dir, pattern string) (paths []string, sizes map[string]int64, 
 		path, glob = filepath.Join(dir, pattern), filepath.Join(EscapeGlob(dir), pattern)
 	}
 	// Names of files may contain wildcards.
-	if _, err := os.Lstat(path); err == nil || !strings.ContainsAny(pattern, `*?[`) {
+	if _, err := os.Lstat(path); err == nil || !isGlob(pattern) {
 		path, err = filepath.Abs(path)
 		return []string{path}, nil, err
 	}
@@ -105,6 +106,22 @@ func resolveLocal(dir, pattern string) (paths []string, sizes map[string]int64, 
 	return paths, sizes, nil
 }
 
+// JoinAll returns patterns that are relative to dir as patterns that are relative to what dir is
+// relative to, and match the same files.
+func JoinAll(dir string, patterns []string) []string {
+	joined := slices.Clone(patterns)
+	for i, pattern := range patterns {
+		if IsRemote(pattern) || filepath.IsAbs(pattern) {
+			continue
+		}
+		joined[i] = filepath.Join(dir, pattern)
+		if _, err := os.Lstat(joined[i]); err != nil && isGlob(pattern) {
+			joined[i] = filepath.Join(EscapeGlob(dir), pattern)
+		}
+	}
+	return joined
+}
+
 // isHidden reports whether a glob matches path only because a wildcard matches the dot that begins
 // a name, as in .DS_Store. In shells and in Python, wildcards don't.
 func isHidden(glob, path string) bool {
@@ -116,6 +133,8 @@ func isHidden(glob, path string) bool {
 	}
 	return false
 }
+
+func isGlob(pattern string) bool { return strings.ContainsAny(pattern, `*?[`) }
 
 // EscapeGlob returns a glob that matches only path.
 func EscapeGlob(path string) string {

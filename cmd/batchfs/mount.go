@@ -32,8 +32,13 @@ With --fd, another process mounts, as Kubernetes drivers do: it opens /dev/fuse,
 calls mount(2) with fd=N, and starts this command with that descriptor open.
 MOUNTPOINT is then the path where readers see the mount, and need not exist here.
 The other process chooses the mount options, such as allow_other, and must unmount:
-once this command has ended, readers get errors until it does.`,
+once this command has ended, readers get errors until it does.
+
+With --print-config, the command mounts nothing. It prints the shortest configuration
+file that mounts the same, with a comment for each key, to begin with. Save it in the
+working directory: relative paths in a configuration file are relative to the file.`,
 		Example: `  batchfs mount --data data/shakespeare_char /mnt/batches
+  batchfs mount --data data --set batch.block_size=64 --print-config > config.toml
   batchfs mount -c config.toml -d
   batchfs mount -c config.toml --set batch.seed=7 --set splits.val.order=sequential /mnt/batches
   batchfs mount -c config.toml --fd 3 /mnt/batches`,

@@ -117,6 +117,27 @@ func TestBackground(t *testing.T) {
 	e2e.Equal(t, "the process has ended when unmount returns", e2e.Ended(pid), true)
 }
 
+// mount --print-config mounts nothing. What it prints mounts the same, with the same mountpoint.
+func TestPrintConfig(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	e2e.WriteTokens(t, filepath.Join(dir, "train.bin"), 5000, 2)
+	mountpoint, config := filepath.Join(dir, "mnt"), filepath.Join(dir, "config.toml")
+	e2e.NoError(t, os.Mkdir(mountpoint, 0o755))
+	args := []string{"--data", dir, "--set", "batch.block_size=64", "--set", "splits.train.order=shuffle"}
+	text := e2e.Run(t, append([]string{e2e.Batchfs, "mount", mountpoint, "--print-config"}, args...)...)
+	e2e.Equal(t, "lines", strings.Count(text, "\n"), 12)
+	e2e.NotMounted(t, mountpoint)
+	e2e.CheckFails(t, "[print-config background]", e2e.Batchfs, "mount", "--print-config", "-d")
+	e2e.CheckFails(t, "is not UTF-8", e2e.Batchfs, "mount", "--print-config", "--set", "splits.train.tokens=\xff")
+
+	e2e.Write(t, config, text)
+	e2e.Equal(t, "printed again", e2e.Run(t, e2e.Batchfs, "mount", "--print-config", "-c", config), text)
+	m := e2e.StartMount(t, mountpoint, e2e.Command(t, e2e.Batchfs, "mount", "-c", config))
+	m.AwaitReady(t)
+	e2e.Equal(t, "identity", m.Info(t, "train").Identity, e2e.Mount(t, args...).Info(t, "train").Identity)
+}
+
 // A mount raises the read-ahead of the kernel to 1 MiB.
 func TestReadAhead(t *testing.T) {
 	t.Parallel()

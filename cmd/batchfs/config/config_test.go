@@ -20,8 +20,49 @@ import (
 	"batchfs/sampler"
 )
 
+// decodeText decodes a configuration. So that every configuration in a test is also a case for
+// Text, the error says if c.Text() is not the same configuration.
 func decodeText(text string, sets ...string) (*Config, error) {
-	return RawConfig{"config.toml", text, sets}.decode()
+	c, err := RawConfig{"config.toml", text, sets}.decode()
+	if err != nil {
+		return nil, err
+	}
+	return c, checkText(c)
+}
+
+func checkText(c *Config) error {
+	text, err := c.Text()
+	if err != nil {
+		if strings.Contains(err.Error(), "which is not UTF-8") {
+			return nil
+		}
+		return err
+	}
+	printed, err := RawConfig{"config.toml", text, nil}.decode()
+	if err != nil {
+		return fmt.Errorf("the text of %+v\nis %s\nwhich is rejected: %w", c, text, err)
+	}
+	if again, err := printed.Text(); err != nil || again != text {
+		return fmt.Errorf("%s\nis printed as %s, %v", text, again, err)
+	}
+	if a, b := comparable(c), comparable(printed); !reflect.DeepEqual(a, b) {
+		return fmt.Errorf("%+v\nis printed as %s\nwhich is %+v", a, text, b)
+	}
+	return nil
+}
+
+// comparable returns everything that a configuration decides.
+func comparable(c *Config) (all []any) {
+	all = append(all, filepath.Clean(c.Mountpoint), c.Memory, c.Mount, c.Log)
+	store := c.Store
+	store.CacheDir = filepath.Clean(store.CacheDir)
+	all = append(all, store)
+	for _, s := range c.Splits {
+		plain := withoutLocations(s.withPaths())
+		plain.StateFile = filepath.Clean(plain.StateFile)
+		all = append(all, plain, s.ArraysAreSet(), s.IsSet("eot"), s.IsSet("token_dtype"))
+	}
+	return all
 }
 
 // withoutLocations returns a copy of a split without the fields that only error messages use.
@@ -342,6 +383,10 @@ func TestTokenFiles(t *testing.T) {
 		c, err := decodeFile(file, sets)
 		testfiles.NoError(t, err)
 		got, err := c.Splits[0].Files(nil)
+		printed, printErr := decodePrinted(t, c).Splits[0].Files(nil)
+		if exists := !strings.Contains(test.tokens, "none.bin"); err == nil && exists && (printErr != nil || !reflect.DeepEqual(printed, got)) {
+			t.Errorf("%s%s: the printed configuration reads %v, %v, want %v", test.tokens, test.set, printed, printErr, got)
+		}
 		for i, path := range test.want {
 			if !filepath.IsAbs(path) {
 				test.want[i] = filepath.Join(wd, path)
@@ -361,6 +406,16 @@ func TestTokenFiles(t *testing.T) {
 	if _, err := decodeFile("none.toml", nil); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("no file: %v", err)
 	}
+}
+
+// decodePrinted returns the configuration of a file in the working directory with c.Text().
+func decodePrinted(t testing.TB, c *Config) *Config {
+	t.Helper()
+	text, err := c.Text()
+	testfiles.NoError(t, err)
+	printed, err := RawConfig{"printed.toml", text, nil}.Decode()
+	testfiles.NoError(t, err)
+	return printed
 }
 
 // FuzzConfig checks that accepted configurations are valid, and that errors name a line or --set.

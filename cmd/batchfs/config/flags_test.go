@@ -55,7 +55,7 @@ func TestData(t *testing.T) {
 			continue
 		}
 		got := map[string]string{"train": "", "val": ""}
-		for _, s := range c.Splits {
+		for _, s := range decodePrinted(t, c).Splits {
 			all, err := s.Files(nil)
 			testfiles.NoError(t, err)
 			for i, path := range all[0].Main {

@@ -93,7 +93,8 @@ var allTables = []*table{
 
 var topTable = table{name: "front of all tables", keys: []key{
 	{name: "mountpoint", effect: OnMount, example: "/mnt/batches", isFile: true,
-		valueType: nonEmpty(func(c *Config) *string { return &c.Mountpoint }, "a path")},
+		valueType: nonEmpty(func(c *Config) *string { return &c.Mountpoint }, "a path"),
+		help:      "An empty directory; batchfs mount MOUNTPOINT overrides it."},
 }}
 
 const maxRowsReason = "so that numbers of rows fit in 64 bits"
@@ -157,7 +158,7 @@ var batchTable = table{name: "[batch]", help: "What a batch contains. These keys
 	{name: "world", effect: OnBytes, initial: 1, inPath: true, valueType: wholeNumber(func(c *Split) *int { return &c.World }, 1, sampler.MaxRows),
 		help: "The number of ranks. Usually set in the path, together with rank."},
 	{name: "shuffle_block", effect: OnRows, initial: 0, inPath: true, valueType: size(func(c *Split) *int64 { return &c.ShuffleBlock }, 64<<10, 1<<40),
-		help: "With order = \"shuffle\", the size of the runs of tokens to shuffle: rows come from 16 runs at a time. " +
+		help: "The size of the runs of tokens that order = \"shuffle\" shuffles. Rows come from 16 runs at a time. " +
 			"Set it for tokens in a store, so that each host reads only its own share of them. It must be a multiple of " +
 			"store.block_bytes. 0 shuffles all tokens."},
 	{name: "local_world", effect: OnRows, initial: 1, inPath: true, valueType: wholeNumber(func(c *Split) *int { return &c.LocalWorld }, 1, sampler.MaxRows),
@@ -168,15 +169,15 @@ var batchTable = table{name: "[batch]", help: "What a batch contains. These keys
 			"within documents. A document ends where the index next to the token file says, or after eot if there is none. " +
 			"With \"files\", each file is one document."},
 	{name: "eot", effect: OnRows, example: 50256, valueType: wholeNumber(func(c *Split) *int64 { return &c.EndOfText }, 0, math.MaxInt64),
-		help: "The last token of each document in token files without an index, and the padding of rows other than windows. " +
+		help: "The last token of each document in token files without an index. It also pads rows other than windows. " +
 			"The default is the one in the vocab.json of batchfs prepare."},
 	{name: "bos", effect: OnRows, example: 50256, valueType: wholeNumber(func(c *Split) *int64 { return &c.BeginOfText }, 0, math.MaxInt64),
 		help: "A token that begins every segment of a document. It needs rows other than windows. If a document is cut, bos " +
 			"replaces the first token of its next segment, which repeats the last token of the segment before. It also pads rows. " +
 			"Every document must begin with it, as after batchfs prepare --eot begin."},
 	{name: "mask_targets", effect: OnRows, initial: false, valueType: maskTargets,
-		help: "Whether to replace a target by ignore_index if it is in another document than the token before it, " +
-			"so that it does not count in the loss. With the name of an array, also if the array's element for the target is 0; " +
+		help: "Whether ignore_index replaces a target in another document than the token before it. " +
+			"It then does not count in the loss. With the name of an array, also if the array's element for the target is 0; " +
 			"documents then need not be known. It needs a signed dtype."},
 	{name: "ignore_index", effect: OnRows, initial: sampler.DefaultIgnoreIndex, valueType: wholeNumber(func(c *Split) *int64 { return &c.IgnoreIndex }, math.MinInt64, -1),
 		help: "The target that mask_targets sets. Set it to the ignore_index of the loss."},
@@ -284,7 +285,7 @@ var memoryTable = table{name: "[memory]", help: "How token files are read. These
 		help: "The memory for all prefetched batches, in bytes; at most half of budget is used. Raise it, and budget, " +
 			"for large batches or many readers."},
 	{name: "budget", effect: OnNothing, initial: 128 << 20, valueType: wholeNumber(func(c *Memory) *int64 { return &c.Budget }, 16<<20, 1<<40),
-		help: "The memory that the serving process may use for its readers, in bytes, in addition to about 20 MiB. " +
+		help: "The memory that the serving process may use for its readers, in bytes. It uses about 20 MiB more. " +
 			"Raise it for many readers of large batches. Readers beyond it have to wait."},
 }}
 
@@ -329,7 +330,7 @@ var storeTable = table{name: "[store]", help: "Object storage, for tokens named 
 	{name: "anonymous", effect: OnNothing, initial: false, valueType: boolean(func(c *Store) *bool { return &c.Anonymous }),
 		help: "Whether to read without credentials. Set it for public buckets."},
 	{name: "cache_dir", effect: OnNothing, example: "/var/cache/batchfs", isFile: true, valueType: nonEmpty(func(c *Store) *string { return &c.CacheDir }, "a path"),
-		help: "The directory of the block cache, which holds fetched blocks for all of the user's mounts on this host. Without it, every epoch " +
+		help: "The directory of the block cache. It holds fetched blocks for all of the user's mounts on this host. Without it, every epoch " +
 			"fetches everything again. batchfs creates it with mode 0700, and rejects a directory that belongs to another user, " +
 			"or that others may write to. You can delete it at any time."},
 	{name: "cache_shared", effect: OnNothing, initial: false, valueType: boolean(func(c *Store) *bool { return &c.CacheShared }),

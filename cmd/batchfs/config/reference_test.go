@@ -15,9 +15,9 @@ import (
 
 var update = flag.Bool("update", false, "write config.toml, and the list of settings in docs/files.md")
 
-// head is the beginning of config.toml: a minimal configuration. %s stands for the keys of [batch]
-// that do not change a batch.
-const head = `mountpoint = "/mnt/batches"    # an empty directory; batchfs mount MOUNTPOINT overrides it
+// head is the beginning of config.toml: a minimal configuration. The two %s stand for the help of
+// mountpoint, and for the keys of [batch] that do not change a batch.
+const head = `mountpoint = "/mnt/batches"    # %s
 [splits.train]                 # becomes the directory train in the mount; add as many as you like
 tokens = "data/train.bin"      # a file, a glob, or a list of them
 [splits.val]
@@ -67,7 +67,8 @@ func reference() string {
 			others = append(others, k.name)
 		}
 	}
-	fmt.Fprintf(&b, head, enumerate(others))
+	mountpoint := topTable.find("mountpoint").help
+	fmt.Fprintf(&b, head, strings.ToLower(mountpoint[:1])+strings.TrimSuffix(mountpoint[1:], "."), enumerate(others))
 	for _, t := range allTables[1:] {
 		b.WriteString("\n\n" + wrapComment(t.help))
 		comment := ""

@@ -133,8 +133,10 @@ func shape[C any](field func(*C) *[]int) valueType {
 	})
 }
 
-// size returns a valueType for a number of bytes, which may be 0. Its get returns the shortest
-// text, such as 64MiB, for use in paths.
+// A sizeText is the shortest text for a number of bytes, such as 64MiB, for use in paths.
+type sizeText string
+
+// size returns a valueType for a number of bytes, which may be 0. Its get returns a sizeText.
 func size[C any](field func(*C) *int64, least, most int64) valueType {
 	rule := fmt.Sprintf(`0, or a size from %s to %s, as in "64MiB", or a number of bytes`, formatSize(least), formatSize(most))
 	t := newValueType(field, rule, func(value any) (int64, bool) {
@@ -144,7 +146,7 @@ func size[C any](field func(*C) *int64, least, most int64) valueType {
 		}
 		return n, ok && (n == 0 || n >= least && n <= most)
 	})
-	t.get = func(c any) any { return formatSize(*field(c.(*C))) }
+	t.get = func(c any) any { return sizeText(formatSize(*field(c.(*C)))) }
 	return t
 }
 

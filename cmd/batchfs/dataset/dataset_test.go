@@ -25,7 +25,31 @@ func openHere(t testing.TB, text string) ([]*Dataset, error) {
 	testfiles.Write(t, map[string]string{"config.toml": text})
 	c, err := new(config.Flags).Load()
 	must(t, err)
-	return NewOpener(c).Open(nil)
+	all, err := NewOpener(c).Open(nil)
+	if err == nil {
+		checkPrinted(t, c, all)
+	}
+	return all, err
+}
+
+// checkPrinted checks that all, which are the splits of c, have the same identities under the
+// configuration that c prints.
+func checkPrinted(t testing.TB, c *config.Config, all []*Dataset) {
+	t.Helper()
+	text, err := c.Text()
+	must(t, err)
+	const file = "printed.toml"
+	testfiles.Write(t, map[string]string{file: text})
+	defer os.Remove(file)
+	printed, err := (&config.Flags{Config: file}).Load()
+	must(t, err)
+	again, err := NewOpener(printed).Open(nil)
+	must(t, err)
+	for i, d := range all {
+		if again[i].Identity() != d.Identity() {
+			t.Errorf("split %s has another identity under the printed configuration\n%s", d.Split.Name, text)
+		}
+	}
 }
 
 func mustOpen(t testing.TB, text string) []*Dataset {
@@ -46,6 +70,7 @@ func openFlags(t testing.TB, flags config.Flags) []*Dataset {
 	must(t, err)
 	all, err := NewOpener(c).Open(nil)
 	must(t, err)
+	checkPrinted(t, c, all)
 	return all
 }
 

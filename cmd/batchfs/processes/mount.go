@@ -29,6 +29,7 @@ import (
 // MountFlags holds the flags of mount, which are also those of the hidden command open.
 type MountFlags struct {
 	source          config.Flags
+	printsConfig    bool
 	background      bool
 	logFile         string
 	noResend        bool
@@ -40,6 +41,7 @@ type MountFlags struct {
 // Register adds the flags to a command.
 func (f *MountFlags) Register(cmd *cobra.Command) {
 	f.source.Register(cmd)
+	cmd.Flags().BoolVar(&f.printsConfig, "print-config", false, "mount nothing; print the shortest configuration file that mounts the same")
 	cmd.Flags().BoolVarP(&f.background, "background", "d", false, "move to the background once batches can be read")
 	cmd.Flags().StringVar(&f.logFile, "log", "",
 		"write the log to this `file` (default: standard error; with -d, a file for each mount in ~/.local/state/batchfs)")
@@ -52,6 +54,9 @@ func (f *MountFlags) Register(cmd *cobra.Command) {
 	cmd.Flags().MarkHidden("make-mountpoint") // only for the Python package
 	// batchfs cannot mount again if another process made the mount.
 	cmd.MarkFlagsMutuallyExclusive("fd", "no-resend")
+	for _, ofMounts := range []string{"background", "fd", "log", "no-resend", "parent", "make-mountpoint"} {
+		cmd.MarkFlagsMutuallyExclusive("print-config", ofMounts) // which no configuration has
+	}
 	cmd.MarkFlagsMutuallyExclusive("parent", "background")
 	cmd.MarkFlagsMutuallyExclusive("make-mountpoint", "background")
 }
@@ -61,8 +66,22 @@ func ChildCommands() []*cobra.Command {
 	return []*cobra.Command{openCommand(), superviseCommand(), workerCommand()}
 }
 
-// Run mounts: the body of mount.
+// Run mounts, or prints the configuration: the body of mount.
 func (f *MountFlags) Run(cmd *cobra.Command, args []string) error {
+	if f.printsConfig {
+		return command.UntilInterrupted(cmd.Context(), func() error {
+			_, c, err := f.readConfig(args)
+			if err != nil {
+				return err
+			}
+			text, err := c.Text()
+			if err != nil {
+				return err
+			}
+			_, err = io.WriteString(cmd.OutOrStdout(), text)
+			return err
+		})
+	}
 	if f.makesMountpoint && len(args) == 1 {
 		// A fusermount3 that lacks the capabilities of root must be able to enter it.
 		if err := os.Mkdir(args[0], 0o755); err != nil {

@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"batchfs/cmd/batchfs/command"
+	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/internal/failure"
@@ -135,16 +136,9 @@ func openCommand() *cobra.Command {
 
 // open reads the configuration, opens and checks all splits, and returns the last message.
 func (f *MountFlags) open(args []string, p *dataset.Progress) (*openMessage, error) {
-	raw, err := f.source.Read()
+	raw, c, err := f.readConfig(args)
 	if err != nil {
 		return nil, err
-	}
-	c, err := raw.Decode()
-	if err != nil {
-		return nil, err
-	}
-	if len(args) == 1 {
-		c.Mountpoint = args[0]
 	}
 	if c.Mountpoint == "" {
 		return nil, failure.Mountpoint.Wrap(errors.New("no mountpoint: name a MOUNTPOINT, or set mountpoint in the configuration file"))
@@ -167,6 +161,17 @@ func (f *MountFlags) open(args []string, p *dataset.Progress) (*openMessage, err
 	snapshot.NoResend = f.noResend
 	snapshot.Log, err = f.logPath(mountpoint)
 	return &openMessage{Snapshot: snapshot, Description: describe(mountpoint, splits)}, err
+}
+
+// readConfig reads the configuration. The mountpoint in args overrides that of the file.
+func (f *MountFlags) readConfig(args []string) (raw config.RawConfig, c *config.Config, err error) {
+	if raw, err = f.source.Read(); err != nil {
+		return raw, nil, err
+	}
+	if c, err = raw.Decode(); err == nil && len(args) == 1 {
+		c.Mountpoint = args[0]
+	}
+	return raw, c, err
 }
 
 // logPath returns the absolute path of the log, or an empty string for standard error.
