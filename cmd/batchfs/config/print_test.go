@@ -83,7 +83,7 @@ shape = [2, 3]
 
 [[splits.mix.sources]]
 tokens = "z"
-# The number of epochs after which this source is no longer read, with all its ranks.
+# How many epochs of this source are read, by all ranks together.
 max_epochs = 4
 
 [[splits.mix.sources.arrays]]
