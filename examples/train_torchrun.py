@@ -17,13 +17,13 @@ device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_av
 dist.init_process_group(device_id=device if device.type == "cuda" else None)
 rank, world = dist.get_rank(), dist.get_world_size()
 
-# batch_size counts the rows of a rank. A step has the same 12 rows on 1, 2 or 4 ranks.
-train = batchfs.split(sys.argv[1], order="shuffle", batch_size=12 // world, block_size=64, rank=rank, world=world)
+# batch_size counts the rows of a rank. A step has the same 24 rows on 1, 2, 4 or 8 ranks.
+train = batchfs.split(sys.argv[1], order="shuffle", batch_size=24 // world, block_size=64, rank=rank, world=world)
 batches = train.torch(device, stop=60)
 
 torch.manual_seed(1337)
 V = train.info["vocab_size"]
-model = torch.nn.Sequential(torch.nn.Embedding(V, 256), torch.nn.GELU(), torch.nn.Linear(256, V)).to(device)
+model = torch.nn.Sequential(torch.nn.Embedding(V, 64), torch.nn.GELU(), torch.nn.Linear(64, V)).to(device)
 model = torch.nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 

@@ -13,7 +13,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-var block = regexp.MustCompile("(?ms)^```(sh|python|c)\n(.*?)^```$")
+// A block is code that runs. A page may show what it prints.
+var block = regexp.MustCompile("(?ms)^```(sh|python|c)\n(.*?)^```$(?:\n\n[^`]*\\bprints\\b[^`]*:\n\n```text\n(.*?)^```$)?")
 
 // pages returns README.md and the pages of docs, in the order in which README.md links to them.
 func pages(t *testing.T) (paths []string) {
@@ -38,8 +39,8 @@ func lacksLibrary(t *testing.T, code string) bool {
 }
 
 // All commands on the pages work, in their order. CI runs the make commands of README.md. This
-// takes more than five seconds, because there are about 80 blocks, and each may use what earlier
-// ones made.
+// takes more than five seconds, because there are about 100 blocks, and each may use what earlier
+// ones made. Without PyTorch, blocks with torchrun are skipped; make test runs only README's.
 func TestREADME(t *testing.T) {
 	t.Parallel()
 	e2e.NeedFUSE(t)
@@ -54,15 +55,20 @@ func TestREADME(t *testing.T) {
 	e2e.Write(t, filepath.Join(dir, "book.txt"), []byte(strings.Repeat("It was the best of times, it was the worst of times.\n", 3000)))
 	e2e.NoError(t, os.Symlink(e2e.Batchfs, filepath.Join(dir, "bin/batchfs")))
 	python := e2e.Must(filepath.Abs("../python"))(t)
+	replacePrograms(t, dir)
+	trains := e2e.HasModule(t, "torch")
 
 	for _, page := range pages(t) {
 		// A subtest has five minutes of its own.
 		ok := t.Run(page, func(t *testing.T) {
 			for _, b := range block.FindAllStringSubmatch(e2e.ReadPage(t, page), -1) {
 				language, code := b[1], strings.ReplaceAll(b[2], "/mnt/batches", mountpoint)
+				code = strings.ReplaceAll(code, "--nproc-per-node 8", "--nproc-per-node 2") // processes, not GPUs
 				var cmd *exec.Cmd
 				switch {
 				case strings.HasPrefix(code, "make "):
+					continue
+				case trainsOnCPU.MatchString(code) && (!trains || testing.Short() && page != "README.md"):
 					continue
 				case language == "sh":
 					cmd = e2e.Job(t, "bash", "-euo", "pipefail", "-c", code)
@@ -78,9 +84,11 @@ func TestREADME(t *testing.T) {
 				cmd.Dir = dir
 				cmd.Env = append(os.Environ(), "PATH="+filepath.Join(dir, "bin")+":"+os.Getenv("PATH"), "XDG_STATE_HOME="+dir,
 					"PYTHONPATH="+python, "PYTHONDONTWRITEBYTECODE=1")
-				if out, err := cmd.CombinedOutput(); err != nil {
+				out, err := cmd.CombinedOutput()
+				if err != nil {
 					t.Fatalf("%v in the block\n%s\nwhich prints\n%s", err, code, out)
 				}
+				checkShown(t, b[3], string(out))
 			}
 			e2e.NotMounted(t, mountpoint)
 		})
@@ -88,6 +96,45 @@ func TestREADME(t *testing.T) {
 			break
 		}
 	}
+}
+
+// trainsOnCPU matches blocks that train, and those that read what such blocks wrote.
+var trainsOnCPU = regexp.MustCompile(`torchrun |checkpoint\.pt`)
+
+// replacePrograms makes what the pages run in a clone: a stand-in for a download from the Hub,
+// which has the same layout, and for torchrun the one of the tests' Python and a smaller model.
+func replacePrograms(t *testing.T, dir string) {
+	t.Helper()
+	script := func(name, commands string) {
+		e2e.WriteScript(t, filepath.Join(dir, "bin", name), "#!/bin/sh\nset -eu\n"+commands)
+	}
+	download := e2e.Must(filepath.Abs("testdata/fineweb-edu.parquet"))(t)
+	script("hf", `[ "$*" = "download HuggingFaceFW/fineweb-edu --repo-type dataset --include sample/10BT/000_* --local-dir fineweb-edu" ]
+mkdir -p fineweb-edu/sample/10BT fineweb-edu/.cache/huggingface/download/sample/10BT
+cp `+download+` fineweb-edu/sample/10BT/000_00000.parquet
+echo 1 >fineweb-edu/.cache/huggingface/download/sample/10BT/000_00000.parquet.metadata
+echo '*' >fineweb-edu/.cache/huggingface/.gitignore
+`)
+	script("torchrun", "exec "+e2e.Python+` -m torch.distributed.run "$@"`+"\n")
+	e2e.NoError(t, os.Mkdir(filepath.Join(dir, "examples"), 0o755))
+	recipe := strings.NewReplacer("24 // world", "4 // world", "V, 64", "V, 16", "64, V", "16, V").Replace(e2e.ReadPage(t, "examples/train_torchrun.py"))
+	e2e.Write(t, filepath.Join(dir, "examples/train_torchrun.py"), recipe)
+	e2e.NoError(t, os.Symlink(e2e.Must(filepath.Abs("../docs"))(t), filepath.Join(dir, "docs")))
+}
+
+// checkShown checks that a block printed the lines that its page shows, except for figures.
+func checkShown(t *testing.T, shown, printed string) {
+	t.Helper()
+	for line := range strings.Lines(shown) {
+		if !strings.Contains(stable(printed), stable(line)) {
+			t.Errorf("the page shows the line %q, which its block does not print:\n%s", line, printed)
+		}
+	}
+}
+
+// stable returns the text without figures and bars.
+func stable(text string) string {
+	return regexp.MustCompile(`[0-9.]+|[ ▁▂▃▄▅▆▇█·]+`).ReplaceAllString(text, "")
 }
 
 // The demo prints the lines that README shows, except for figures and the curve. It trains for at
@@ -104,15 +151,8 @@ func TestDemo(t *testing.T) {
 	out := e2e.RunJob(t, filepath.Join(dir, "examples/demo"), "--seconds", "1")
 	out = strings.ReplaceAll(out, e2e.Python, "python3")
 
-	stable := func(text string) string {
-		return regexp.MustCompile(`[0-9.]+|[ ▁▂▃▄▅▆▇█·]+`).ReplaceAllString(text, "")
-	}
-	example := regexp.MustCompile("(?s)```text\n(.*?)```").FindStringSubmatch(e2e.ReadPage(t, "README.md"))[1]
-	for line := range strings.Lines(example) {
-		if !strings.Contains(stable(out), stable(line)) {
-			t.Errorf("README shows the line %q, which the demo does not print:\n%s", line, out)
-		}
-	}
+	example := regexp.MustCompile("(?s)```sh\nmake demo\n```.*?```text\n(.*?)```").FindStringSubmatch(e2e.ReadPage(t, "README.md"))[1]
+	checkShown(t, example, out)
 }
 
 // If Go is missing or too old, the message names the version that is needed and the one that is

@@ -112,8 +112,8 @@ func (d *Dataset) EpochBatches() uint64 {
 	return uint64(d.Sequence.BatchesPerEpoch())
 }
 
-// hasEpochs reports whether all rows belong to the same epochs: those of the split or, of a mixture,
-// those of its only source.
+// hasEpochs reports whether all rows belong to the same epochs: those of the split or, of a
+// mixture, those of its only source.
 func (d *Dataset) hasEpochs() bool {
 	return (len(d.Split.Sources) == 0 || d.Split.Source != "") &&
 		(d.Sequence.Order == sampler.Sequential || d.Sequence.Order == sampler.Shuffle)
