@@ -86,7 +86,7 @@ type Spec struct {
 	Name string
 
 	Batch          array.Batch       // at most array.MaxArrays arrays
-	Batches        uint64            // 1 + the number of the last batch; 0 means no limit
+	Batches        uint64            // 1 + the number of the last batch
 	Steps          uint64            // batches in batches.*
 	MaxSteps       uint64            // batches in sequence.bin, from 1 to MaxBatches
 	Start          uint64            // first number that next takes

@@ -66,8 +66,8 @@ func (t *tree) batchOf(i inode) uint64 {
 // last one.
 func (t *tree) refreshToOpen(i inode, cancel <-chan struct{}) (BatchList, error) {
 	b, err := t.refresh(i, cancel)
-	if err == nil && b.Spec().Batches > 0 && t.batchOf(i) >= b.Spec().Batches {
-		err = state.ErrEnded
+	if err == nil && t.batchOf(i) >= b.Spec().Batches {
+		err = state.ErrEnded(b.Spec().Batches)
 	}
 	return b, err
 }

@@ -99,7 +99,7 @@ func (f *fakeBatchList) ReadBatchJSON(dst []byte, k uint64, off int64) error {
 // i.
 func countingBatches(name string, batchBytes int64) *fakeSplit {
 	b := &fakeBatchList{
-		spec: Spec{Name: name, Batch: oneArray(batchBytes), Steps: 5, MaxSteps: 7},
+		spec: Spec{Name: name, Batch: oneArray(batchBytes), Batches: MaxBatches, Steps: 5, MaxSteps: 7},
 		info: func() []byte { return []byte("{}\n") },
 		read: func(dst []byte, k uint64, off int64) error {
 			for i := range dst {

@@ -39,7 +39,7 @@ func TestImports(t *testing.T) {
 		"sampler":         {"cache/array", "internal/minheap"},
 
 		"fs/header":    {"cache/array", "cache/format"},
-		"fs/state":     {"cache/counts", "internal/clock", "internal/failpoint"},
+		"fs/state":     {"cache/array", "cache/counts", "internal/clock", "internal/failpoint"},
 		"fs/mount":     {"fs/state", "internal/failure", "internal/fdpass", "internal/printable", "internal/process"},
 		"fs/figures":   {"cache/counts", "fs/mount", "fs/state", "internal/process"},
 		"fs/supervise": {"fs/mount", "fs/state", "internal/clock", "internal/fdpass", "internal/process"},

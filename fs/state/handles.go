@@ -7,6 +7,7 @@ import (
 	"sync"
 	"syscall"
 
+	"batchfs/cache/array"
 	"batchfs/internal/failpoint"
 )
 
@@ -23,7 +24,7 @@ type ReadRequest struct {
 	Version Version // version of the tokens to be read
 	Cut     bool    // whether the kernel will request the rest of a longer read(2) later
 	PastEnd bool    // whether the READ extends beyond the end of the file
-	Batches uint64  // batches in the sequence; 0 means no limit
+	Batches uint64  // batches in the sequence
 	FileRange
 }
 
@@ -192,9 +193,20 @@ var ErrRanges = fmt.Errorf("a batch of next was read in more than %d separate ra
 // ErrOutdated is the error of a read that continues a batch or file whose tokens have changed.
 var ErrOutdated = fmt.Errorf("the token files changed while they were read: open the file again, or read next from its beginning (%w)", syscall.ESTALE)
 
-// ErrEnded is the error of a read beyond the last batch.
-var ErrEnded = fmt.Errorf("no batch is left, because every source has used up its max_epochs: raise it or add a source in the "+
-	"configuration, and run batchfs restart (%w)", syscall.ENODATA)
+// ErrEnded returns the error of a read beyond the last batch of a sequence.
+func ErrEnded(batches uint64) error {
+	if batches == array.MaxBatches {
+		return errLastNumber
+	}
+	return errUsedUp
+}
+
+var (
+	errUsedUp = fmt.Errorf("no batch is left, because every source has used up its max_epochs: raise it or add a source in the "+
+		"configuration, and run batchfs restart (%w)", syscall.ENODATA)
+	errLastNumber = fmt.Errorf("no batch is left, because batch numbers end at %d: go back with batchfs seek (%w)",
+		uint64(array.MaxBatches-1), syscall.ENODATA)
+)
 
 // ErrAbandoned is the error of a request that was abandoned. Nobody sees it, because the reader
 // already has a reply.
@@ -314,8 +326,8 @@ func (h *Handles) recordAssignment(id, number uint64, version Version) *assignme
 // takeNumber assigns the next number to a handle. If the worker dies after it has moved the cursor,
 // NewHandles completes the assignment. The error is ErrShared or ErrEnded.
 func (h *Handles) takeNumber(s *slot, state handleState, r ReadRequest) error {
-	if r.Batches > 0 && h.sequenceOf(s).Next() >= r.Batches {
-		return ErrEnded
+	if h.sequenceOf(s).Next() >= r.Batches {
+		return ErrEnded(r.Batches)
 	}
 	if state != empty && s.wouldInterrupt(r) {
 		rest := ReadRequest{FH: r.FH, Thread: s.cutThread.Load(), Version: s.version(), FileRange: FileRange{Off: int64(s.cutOffset.Load())}}

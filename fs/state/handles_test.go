@@ -6,8 +6,11 @@ import (
 	"slices"
 	"testing"
 
+	"batchfs/cache/array"
 	"batchfs/internal/failpoint"
 )
+
+const noEnd = array.MaxBatches
 
 // newTestHandles returns the handles of a mount with one sequence, number 1.
 func newTestHandles(t testing.TB) *Handles {
@@ -22,7 +25,7 @@ func newTestHandles(t testing.TB) *Handles {
 
 // read returns the number assigned to a request of thread 0.
 func (h *Handles) read(fh, id uint64, r FileRange, version Version) (k uint64, ok bool) {
-	k, _, err := h.assignBatch(ReadRequest{FH: fh, ID: id, FileRange: r, Version: version})
+	k, _, err := h.assignBatch(ReadRequest{Batches: noEnd, FH: fh, ID: id, FileRange: r, Version: version})
 	return k, err == nil
 }
 

@@ -50,7 +50,8 @@ func (s *stepRunner) run(t *testing.T, i int, st step) {
 		st.to = size / part
 	}
 	r := ReadRequest{
-		ID: s.ids, FH: fh, Thread: st.thread, Version: st.version, Cut: st.cut, PastEnd: st.pastEnd,
+		Batches: noEnd,
+		ID:      s.ids, FH: fh, Thread: st.thread, Version: st.version, Cut: st.cut, PastEnd: st.pastEnd,
 		FileRange: FileRange{st.from * part, (st.to - st.from) * part, size},
 	}
 	if st.id > 0 {
@@ -201,7 +202,7 @@ func TestTooManyUnfinishedReads(t *testing.T) {
 	for i := range last {
 		s.run(t, i, step{to: 6, cut: true, thread: uint64(i), want: i})
 	}
-	if _, _, err := s.h.assignBatch(ReadRequest{ID: 1 << 20, FH: s.handles[0], Thread: last, FileRange: FileRange{0, 1200, 1200}}); err != ErrShared {
+	if _, _, err := s.h.assignBatch(ReadRequest{Batches: noEnd, ID: 1 << 20, FH: s.handles[0], Thread: last, FileRange: FileRange{0, 1200, 1200}}); err != ErrShared {
 		t.Error(err)
 	}
 	for i := range last {

@@ -1,8 +1,11 @@
 package state
 
 import (
+	"errors"
 	"slices"
+	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"batchfs/internal/require"
@@ -21,7 +24,7 @@ func TestSeekAmongReaders(t *testing.T) {
 		id := uint64(reader*stride+n+1) * 4
 		fh, _ := h.Open(1, 0, false, id)
 		defer h.Release(fh)
-		k, _ := h.AssignBatch(ReadRequest{ID: id + 2, FH: fh, FileRange: FileRange{0, 10, 10}}, nil)
+		k, _ := h.AssignBatch(ReadRequest{Batches: noEnd, ID: id + 2, FH: fh, FileRange: FileRange{0, 10, 10}}, nil)
 		h.Commit(id + 2)
 		got[reader] = append(got[reader], k)
 		return k
@@ -48,5 +51,24 @@ func TestSeekAmongReaders(t *testing.T) {
 	}
 	if n := len(slices.Compact(numbers)); n != readers*reads+seeks {
 		t.Errorf("%d numbers, want %d", n, readers*reads+seeks)
+	}
+}
+
+// After the last number, reads fail with the way back. Only a sequence that max_epochs ends is said
+// to have used them up.
+func TestReadsBeyondTheEnd(t *testing.T) {
+	for batches, want := range map[uint64]string{7: "max_epochs", noEnd: "batch numbers end at 1099511627775: go back with batchfs seek"} {
+		h := newTestHandles(t)
+		h.shared.Sequences[1].Seek(batches - 1)
+		for _, fails := range []bool{false, true} {
+			fh, _ := h.Open(1, 0, false, 2)
+			k, err := h.AssignBatch(ReadRequest{Batches: batches, ID: 4, FH: fh, FileRange: FileRange{0, 10, 10}}, nil)
+			switch {
+			case !fails && (err != nil || k != batches-1):
+				t.Errorf("the last of %d batches: %d, %v", batches, k, err)
+			case fails && (!errors.Is(err, syscall.ENODATA) || !strings.Contains(err.Error(), want)):
+				t.Errorf("after %d batches: %v, want %s", batches, err, want)
+			}
+		}
 	}
 }
