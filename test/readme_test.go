@@ -63,7 +63,8 @@ func TestREADME(t *testing.T) {
 		ok := t.Run(page, func(t *testing.T) {
 			for _, b := range block.FindAllStringSubmatch(e2e.ReadPage(t, page), -1) {
 				language, code := b[1], strings.ReplaceAll(b[2], "/mnt/batches", mountpoint)
-				code = strings.ReplaceAll(code, "--nproc-per-node 8", "--nproc-per-node 2") // processes, not GPUs
+				// Fewer processes, on processors instead of GPUs.
+				code = strings.ReplaceAll(code, "--nproc-per-node 8", "--nproc-per-node 2")
 				var cmd *exec.Cmd
 				switch {
 				case strings.HasPrefix(code, "make "):
