@@ -25,10 +25,12 @@ type progress struct {
 const maxFurthest = 8
 
 // A Furthest records the highest row that was read from the sequences of a split that have the same
-// schedule. It remains when these sequences are closed. It is safe for concurrent use.
+// schedule. Rows have the numbers that they have in the schedule: if each host reads a share of its
+// own, these count the rows of one host, and the highest of all hosts is recorded. A Furthest
+// remains when its sequences are closed. It is safe for concurrent use.
 type Furthest struct {
 	key  atomic.Uint64 // hash of settings; 0 if the element is unused
-	rows atomic.Uint64 // 1 + highest global row read
+	rows atomic.Uint64 // 1 + the highest row read
 
 	// These describe the batch with the highest row, or one close to it if several are read at the
 	// same time.
@@ -89,7 +91,7 @@ func (s *Shared) splitNumber(name string) int {
 // describing is held while this process writes the fields of a Furthest that describe a batch.
 var describing sync.Mutex
 
-// Record records that the rows below global row rows are being read, the last of them as part of a
+// Record records that the first rows of the schedule are being read, the last of them as part of a
 // batch in the directory path. f may be nil.
 func (f *Furthest) Record(rows uint64, path string, batch uint64) {
 	if f == nil {
@@ -114,7 +116,7 @@ func (f *Furthest) Record(rows uint64, path string, batch uint64) {
 // Settings returns the settings that were passed to FurthestFor.
 func (f *Furthest) Settings() string { return getText(f.settings[:]) }
 
-// Rows returns 1 + the highest global row that was read.
+// Rows returns 1 + the highest row that was read.
 func (f *Furthest) Rows() uint64 { return f.rows.Load() }
 
 // Batch returns the directory and the number of the batch with that row, and the time since it was

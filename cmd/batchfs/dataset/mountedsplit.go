@@ -10,8 +10,10 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cache/blob"
+	"batchfs/cmd/batchfs/config"
 	"batchfs/fs"
 	"batchfs/fs/state"
+	"batchfs/sampler"
 )
 
 // A MountedSplit is a split, possibly under the settings of a path, as a mount serves it: an
@@ -98,7 +100,7 @@ func (s *MountedSplit) LatestWhole(cancel <-chan struct{}) (fs.BatchList, error)
 func (s *MountedSplit) LatestFor(k uint64, cancel <-chan struct{}) (_ fs.BatchList, err error) {
 	var b *BatchList
 	waited := false // for a process that writes to the file
-	for range maxReloads {
+	for range maxReopens {
 		v := s.watch.currentView(cancel)
 		if b, err = s.latest(v); err != nil {
 			return b, err
@@ -162,6 +164,31 @@ func newBatchList(d *Dataset, mountpoint string, shared *state.Shared) *BatchLis
 	return b
 }
 
+// ScheduleSettings returns settings that lead from the split to a sequence with the same schedule.
+// They are equal for all sequences whose rows come from the same sources in the same order. With
+// source, there is only one order, so that they are empty.
+func (d *Dataset) ScheduleSettings() string {
+	s := d.Split
+	if s.Only > 0 {
+		return ""
+	}
+	settings, inPath := map[string]any{}, s.Values()
+	for _, key := range config.KeysOn(config.OnRows, config.OnBytes) {
+		if value, ok := inPath[key]; ok {
+			settings[key] = value
+		}
+	}
+	// One rank reads all rows of its host, in whatever order and dtype.
+	settings["batch_size"], settings["rank"], settings["world"], settings["local_world"] = 1, 0, d.Sequence.Hosts(), 1
+	settings["shuffle_block"] = s.ShuffleBlock
+	delete(settings, "seed")
+	delete(settings, "dtype")
+	if s.ShuffleBlock == 0 { // which needs order = "shuffle"
+		delete(settings, "order")
+	}
+	return config.JoinSettings(settings)
+}
+
 func (d *Dataset) spec() fs.Spec {
 	return fs.Spec{
 		Name:           d.Split.Path(),
@@ -220,6 +247,14 @@ func (b *BatchList) Read(dst []byte, k uint64, off int64) error {
 		b.prefetcher.batchRead(k + uint64(end/b.spec.Batch.Bytes()))
 	}
 	return b.Sequence.Read(dst, k, off)
+}
+
+// CheckEnd returns an error, which matches syscall.ENODATA, if the sequence ends before batch k.
+func (d *Dataset) CheckEnd(k uint64) error {
+	if n := d.Sequence.Batches(); k < n || n == sampler.MaxBatches {
+		return nil
+	}
+	return fmt.Errorf("%s has no batch %d, because every source has used up its max_epochs: raise it, or add a source (%w)", d.Split.Path(), k, syscall.ENODATA)
 }
 
 // Check returns an error if the files of batch k have changed.

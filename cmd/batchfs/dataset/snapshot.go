@@ -1,14 +1,11 @@
 package dataset
 
 import (
-	"cmp"
 	"encoding/gob"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
-	"path/filepath"
-	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -127,46 +124,6 @@ func (s *Snapshot) Config() (*config.Config, error) {
 	}
 	c.MakeAbsolute(s.Dir)
 	return c, nil
-}
-
-// Reload reads the configuration again and returns a snapshot with it. It changes the working
-// directory to that of the mount command. It returns an error if the change concerns a
-// setting that is fixed while a split is mounted.
-//
-// If the schedule of a split has changed, the new snapshot has a higher Generation. The caller must
-// then check that all rows that were read from the mount are the same in the new schedule.
-func (s *Snapshot) Reload() (*Snapshot, error) {
-	old, err := s.Config()
-	if err != nil {
-		return nil, err
-	}
-	// This process might not be allowed to enter the directory. It needs to only if Config or Data
-	// is a relative path.
-	f := s.Flags
-	if err := os.Chdir(s.Dir); err != nil && !(filepath.IsAbs(cmp.Or(f.Config, f.Data)) && filepath.IsAbs(cmp.Or(f.Data, f.Config))) {
-		return nil, err
-	}
-	fresh := *s
-	if fresh.Raw, err = fresh.Flags.Read(); err != nil {
-		return nil, err
-	}
-	newConfig, err := fresh.Config()
-	if err != nil {
-		return nil, err
-	}
-	if err := newConfig.CanReplace(old); err != nil {
-		return nil, err
-	}
-	fresh.Splits = slices.Clone(s.Splits)
-	for _, split := range newConfig.Splits {
-		if oldSplit, _ := old.Named(split.Name); !split.HasScheduleOf(oldSplit) {
-			fresh.Generation = s.Generation + 1
-			if err := fresh.changeSchedule(split, oldSplit, NewOpener(newConfig)); err != nil {
-				return nil, err
-			}
-		}
-	}
-	return &fresh, nil
 }
 
 // WarnUnleased logs a warning for each split that follows changes but has a file on which no lease

@@ -41,7 +41,7 @@ type watcher struct {
 	// lastResponse is when a file last responded to the current pass, in clock.Now time; 0 between
 	// passes.
 	lastResponse   atomic.Int64
-	reloadProgress Progress
+	reopenProgress Progress
 	awake          atomic.Bool   // whether requests use the view without waiting for a pass
 	checkNow       chan struct{} // starts a pass immediately; capacity 1
 
@@ -67,18 +67,18 @@ type view struct {
 	err       error     // nil if no problem is known
 	wrongFile blob.Blob // nil if there is none or the split follows changes
 
-	// failedChanges are the changes that the last reload failed to follow.
+	// failedChanges are the changes that the last attempt to reopen failed to follow.
 	failedChanges map[localfile.ChangedError]bool
 	retryAt       int64         // clock.Now time of the next try with the same changes
 	backoff       time.Duration // delay before retryAt
 
 	// restUntil is when other changes may be tried, in clock.Now time. The watcher rests for as
-	// long as the failed reload took, so a file that keeps changing occupies a file server at most
+	// long as the failed attempt took, so a file that keeps changing occupies a file server at most
 	// half of the time.
 	restUntil int64
 
-	// beingWritten is set if the reload failed because a file was being overwritten. As soon as its
-	// writer closes it, a reload may succeed without a further change, so the next one does not
+	// beingWritten is set if the attempt failed because a file was being overwritten. As soon as
+	// its writer closes it, another may succeed without a further change, so the next one does not
 	// wait for retryAt.
 	beingWritten bool
 }
@@ -88,9 +88,9 @@ const (
 	idleTimeout          = time.Minute // the goroutine ends after this time without requests
 	checkers             = 4           // goroutines that check files; few, to spare file servers
 	maxSerialChecks      = 8           // if a batch has more files, they are checked concurrently
-	minBackoff           = time.Second // delay before the first retry of a failed reload
+	minBackoff           = time.Second // delay before the first retry of a failed attempt to reopen
 	maxBackoff           = 16 * time.Second
-	maxReloads           = 10                     // token file changes that a request waits for
+	maxReopens           = 10                     // token file changes that a request waits for
 	lastRequestPrecision = 100 * time.Millisecond // resolution of lastRequest
 )
 
@@ -245,9 +245,9 @@ func (w *watcher) pass() {
 		}
 	case clock.Now() < v.restUntil:
 	case v.beingWritten, !maps.Equal(changes, v.failedChanges):
-		w.reload(v, changes, minBackoff)
+		w.reopen(v, changes, minBackoff)
 	case clock.Now() >= v.retryAt:
-		w.reload(v, changes, min(2*v.backoff, maxBackoff))
+		w.reopen(v, changes, min(2*v.backoff, maxBackoff))
 	}
 }
 
@@ -258,11 +258,11 @@ func (w *watcher) reportWrongFile(file blob.Blob, err error) {
 	}
 }
 
-// reload opens the split again after changes and publishes the result. If that fails, backoff is
+// reopen opens the split again after changes and publishes the result. If that fails, backoff is
 // the delay before it tries the same changes again.
-func (w *watcher) reload(v *view, changes map[localfile.ChangedError]bool, backoff time.Duration) {
+func (w *watcher) reopen(v *view, changes map[localfile.ChangedError]bool, backoff time.Duration) {
 	old, began := v.dataset, clock.Now()
-	fresh, err := w.opener.open(old.Split, old.sources, &w.reloadProgress)
+	fresh, err := w.opener.open(old.Split, old.sources, &w.reopenProgress)
 	if err == nil {
 		err = cmp.Or(checkSameArrays(old.Sequence.Batch(), fresh.Sequence.Batch()), checkSameEnds(old.mains, fresh.mains))
 	}
@@ -328,13 +328,13 @@ func (w *watcher) retryOrFail(v *view, wrongFile blob.Blob, err error, waited bo
 	return nil
 }
 
-// stalledFor returns how long the current pass or reload has been waiting for a file, or 0.
+// stalledFor returns how long the current pass or reopening has been waiting for a file, or 0.
 func (w *watcher) stalledFor() time.Duration {
 	lastResponse := w.lastResponse.Load()
 	if lastResponse == 0 {
 		return 0
 	}
-	return time.Duration(clock.Now() - max(lastResponse, w.reloadProgress.lastOpened.Load()))
+	return time.Duration(clock.Now() - max(lastResponse, w.reopenProgress.lastOpened.Load()))
 }
 
 // checkSameArrays returns an error unless the arrays of two batches have the same names, dtypes and

@@ -157,7 +157,7 @@ func openExecutable() (*executable, error) {
 
 func (e *executable) worker(isRestart bool) *exec.Cmd {
 	if isRestart {
-		return exec.Command(e.path, "worker", "--reload")
+		return exec.Command(e.path, "worker", "--restart")
 	}
 	cmd := exec.Command(fmt.Sprintf("/proc/self/fd/%d", supervise.ExtraFd), "worker")
 	cmd.Args[0], cmd.ExtraFiles = e.path, []*os.File{e.file}

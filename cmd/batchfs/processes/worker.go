@@ -50,7 +50,7 @@ func workerCommand() *cobra.Command {
 	// Ignore unknown flags, because the supervisor may be of another version. If the versions are
 	// incompatible, a later error explains that better.
 	cmd.FParseErrWhitelist.UnknownFlags = true
-	cmd.Flags().BoolVar(&isRestart, "reload", false, "read the configuration again")
+	cmd.Flags().BoolVar(&isRestart, "restart", false, "read the configuration again")
 	return cmd
 }
 
@@ -112,11 +112,11 @@ func readSnapshot(w *supervise.Worker, isRestart bool) (snapshot *dataset.Snapsh
 	if err != nil || !isRestart {
 		return old, check, err
 	}
-	if snapshot, err = old.Reload(); err != nil {
+	if snapshot, err = old.Restarted(); err != nil {
 		return nil, nil, err
 	}
 	if snapshot.Generation != old.Generation {
-		check = (&scheduleCheck{old, snapshot, w.Shared, map[string]scheduleDifference{}}).run
+		check = dataset.NewScheduleCheck(old, snapshot, w.Shared).Run
 	}
 	if err := check(); err != nil {
 		return nil, nil, err

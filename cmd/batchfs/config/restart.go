@@ -7,9 +7,9 @@ import (
 	"slices"
 )
 
-// CanReplace returns an error if a restart cannot apply c to a mount with the configuration old.
+// CheckRestart returns an error if a restart cannot apply c to a mount with the configuration old.
 // The error names the first difference.
-func (c *Config) CanReplace(old *Config) error {
+func (c *Config) CheckRestart(old *Config) error {
 	const fix = "to change it, unmount and mount again"
 	compare := func(table string, configured, mounted map[string]any) error {
 		for _, key := range slices.Sorted(maps.Keys(mounted)) {
@@ -59,6 +59,6 @@ func fixed(c any, tables ...*table) map[string]any {
 	return values
 }
 
-// HasScheduleOf reports whether s, which must be able to replace t, has the same schedule. All
-// other settings are fixed.
+// HasScheduleOf reports whether s has the schedule of t, if CheckRestart allows a restart from t to
+// s. All other settings are fixed.
 func (s *Split) HasScheduleOf(t *Split) bool { return reflect.DeepEqual(s.Settings, t.Settings) }

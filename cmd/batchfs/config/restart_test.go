@@ -9,7 +9,7 @@ import (
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
-func TestCanReplace(t *testing.T) {
+func TestCheckRestart(t *testing.T) {
 	const fix = "; to change it, unmount and mount again"
 	const mixed = "[[splits.mix.sources]]\ntokens = 'a.bin'\nweight = "
 	const more = "\n[[splits.mix.sources]]\ntokens = 'b.bin'\nweight = 1\n"
@@ -40,7 +40,7 @@ func TestCanReplace(t *testing.T) {
 		testfiles.NoError(t, err)
 		c, err := decodeText(test.new)
 		testfiles.NoError(t, err)
-		if got := fmt.Sprint(c.CanReplace(old)); got != test.want && !(test.want == "" && got == "<nil>") {
+		if got := fmt.Sprint(c.CheckRestart(old)); got != test.want && !(test.want == "" && got == "<nil>") {
 			t.Errorf("%q, then %q:\n got %s\nwant %s", test.old, test.new, got, test.want)
 		}
 	}
@@ -138,7 +138,7 @@ func TestRestartOfEachKey(t *testing.T) {
 		changed, err := decodeText(base, test[1:]...)
 		testfiles.NoError(t, err)
 		message := "applied"
-		if err := changed.CanReplace(mounted); err != nil {
+		if err := changed.CheckRestart(mounted); err != nil {
 			message = regexp.MustCompile(`[ug]id is \d+`).ReplaceAllString(err.Error(), "id is N")
 		}
 		if covered[test[0]] = true; message == "applied" {

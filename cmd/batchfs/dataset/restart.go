@@ -1,0 +1,193 @@
+package dataset
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"batchfs/cmd/batchfs/config"
+	"batchfs/fs/state"
+	"batchfs/sampler"
+)
+
+// Restarted reads the configuration again and returns a snapshot with it. It changes the working
+// directory to that of the mount command. It returns an error if a setting has changed that is
+// fixed while a split is mounted.
+//
+// If the schedule of a split has changed, the new snapshot has a higher Generation. A
+// [ScheduleCheck] must then find that all rows that were read from the mount are the same in it.
+func (s *Snapshot) Restarted() (*Snapshot, error) {
+	old, err := s.Config()
+	if err != nil {
+		return nil, err
+	}
+	// This process might not be allowed to enter the directory. It needs to unless both paths are
+	// absolute, or one is and the other is empty.
+	f := s.Flags
+	if err := os.Chdir(s.Dir); err != nil && !(filepath.IsAbs(cmp.Or(f.Config, f.Data)) && filepath.IsAbs(cmp.Or(f.Data, f.Config))) {
+		return nil, err
+	}
+	fresh := *s
+	if fresh.Raw, err = fresh.Flags.Read(); err != nil {
+		return nil, err
+	}
+	newConfig, err := fresh.Config()
+	if err != nil {
+		return nil, err
+	}
+	if err := newConfig.CheckRestart(old); err != nil {
+		return nil, err
+	}
+	fresh.Splits = slices.Clone(s.Splits)
+	for _, split := range newConfig.Splits {
+		if oldSplit, _ := old.Named(split.Name); !split.HasScheduleOf(oldSplit) {
+			fresh.Generation = s.Generation + 1
+			if err := fresh.changeSchedule(split, oldSplit, NewOpener(newConfig)); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return &fresh, nil
+}
+
+// changeSchedule applies the schedule of split, whose sources begin with those of the mount, to
+// the snapshot of the split. It opens the files of further sources only.
+func (s *Snapshot) changeSchedule(split, old *config.Split, o *Opener) error {
+	data := s.find(split.Name)
+	was, err := s.open(old, o)
+	if err != nil {
+		return err
+	}
+	changed := *data
+	if changed.Mounted == nil {
+		changed.Mounted = &was.Sequence.Settings
+	}
+	if len(split.Sources) > len(data.Sources) || split.Scheduled() && data.SourceFingerprints == nil {
+		if err := changed.addSources(split, o); err != nil {
+			return err
+		}
+	}
+	changed.Schedule = nil
+	*data = changed
+	d, err := s.open(split, o)
+	if err == nil {
+		err = checkSameArrays(was.Sequence.Batch(), d.Sequence.Batch())
+	}
+	if err == nil {
+		*data = d.snapshot()
+	}
+	return err
+}
+
+// addSources adds the sources of split that data lacks. It reads samples of all files for the
+// fingerprints, but the other sources stay as they were opened.
+func (data *splitSnapshot) addSources(split *config.Split, o *Opener) error {
+	_, f, err := o.openFiles(split, nil, new(Progress))
+	if err != nil {
+		return err
+	}
+	known := len(data.Sources)
+	data.Sources = slices.Clone(data.Sources)
+	for _, arrays := range f.sources[known:] {
+		data.Sources = append(data.Sources, manifestsOf(arrays))
+	}
+	if f.hint.Arrays != nil {
+		data.Hint.Arrays = slices.Concat(data.Hint.Arrays, f.hint.Arrays[known:])
+	}
+	data.Fingerprint, data.SourceFingerprints = f.fingerprint, f.sourceFingerprints
+	return nil
+}
+
+// keepSizes makes batches.* and tokens.bin as long as under the settings of the mount, because the
+// kernel and readers remember the sizes of files. mounted is nil if no schedule has changed.
+func (d *Dataset) keepSizes(mounted *sampler.Settings) (err error) {
+	if mounted == nil {
+		return nil
+	}
+	if d.mounted, err = d.newSequence(sourcesIn(mounted), *mounted, nil); err == nil {
+		err = d.countSteps()
+	}
+	return err
+}
+
+// sourcesIn returns the number of sources for which a sequence has settings.
+func sourcesIn(s *sampler.Settings) int {
+	if s.Stages != nil {
+		return len(s.Stages[0].Weights)
+	}
+	return len(s.Weights)
+}
+
+// A ScheduleCheck compares the schedules of a restart with those of the mount. It belongs to one
+// goroutine.
+type ScheduleCheck struct {
+	old, fresh *Snapshot
+	shared     *state.Shared
+	found      map[string]scheduleDifference // by path of a split and its ScheduleSettings
+}
+
+// A scheduleDifference is the first row at which two schedules differ, if any.
+type scheduleDifference struct {
+	row    uint64 // see sampler.Sequence.ScheduleRow
+	exists bool
+	hosts  uint64 // hosts whose rows the schedules number separately
+	block  uint64 // tokens in a row
+}
+
+// NewScheduleCheck returns the check of a restart from old to fresh. shared has the rows that were
+// read from the mount.
+func NewScheduleCheck(old, fresh *Snapshot, shared *state.Shared) *ScheduleCheck {
+	return &ScheduleCheck{old, fresh, shared, map[string]scheduleDifference{}}
+}
+
+// Run returns an error if a row that was read from the mount differs. Its result is final once no
+// worker serves and Shared.Schedule has changed.
+func (c *ScheduleCheck) Run() error {
+	const fix = "undo the change, or unmount and mount again"
+	fresh, err := c.fresh.Config()
+	if err != nil {
+		return err
+	}
+	for _, split := range fresh.Splits {
+		list, complete := c.shared.Furthest(split.Name)
+		if !complete {
+			return fmt.Errorf("%s: the schedule cannot change, because its rows were read with more block sizes than batchfs keeps track of; %s",
+				split.MessagePrefix("stages", "sources"), fix)
+		}
+		for _, f := range list {
+			d, err := c.difference(split.Name + "/" + f.Settings())
+			if err != nil {
+				return err
+			}
+			if d.exists && d.row < f.Rows() {
+				row := d.row * d.hosts
+				path, batch, ago := f.Batch()
+				return fmt.Errorf("%s: the new schedule changes row %d (token %d, step %d), but rows up to %d were read, the last %v ago in batch %d of %s; "+
+					"change only later rows, or unmount and mount again", split.MessagePrefix("stages", "sources"), row, row*d.block, row/uint64(split.BatchSize*split.World),
+					(f.Rows()-1)*d.hosts, ago.Round(time.Second), batch, path)
+			}
+		}
+	}
+	return nil
+}
+
+func (c *ScheduleCheck) difference(path string) (d scheduleDifference, err error) {
+	if d, ok := c.found[path]; ok {
+		return d, nil
+	}
+	old, err := c.old.OpenPath(path)
+	if err != nil {
+		return d, err
+	}
+	fresh, err := c.fresh.OpenPath(path)
+	if err != nil {
+		return d, err
+	}
+	d.row, d.exists = old.Sequence.DivergesAt(fresh.Sequence)
+	d.hosts, d.block = uint64(old.Sequence.Hosts()), uint64(old.Sequence.BlockSize)
+	c.found[path] = d
+	return d, nil
+}
