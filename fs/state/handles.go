@@ -89,27 +89,6 @@ func (h *Handles) stateOf(fh uint64) handleState {
 	}
 }
 
-// needsNewBatch reports whether a request without an assignment begins another batch.
-func (s *slot) needsNewBatch(state handleState, r ReadRequest) bool {
-	return s.wouldInterrupt(r) || state == whole && !s.isRepeated(r)
-}
-
-// wouldInterrupt reports whether r begins a batch while another thread is in the middle of a
-// read(2) that the kernel cut.
-func (s *slot) wouldInterrupt(r ReadRequest) bool {
-	return r.Off == 0 && s.cutOffset.Load() != 0 && s.cutThread.Load() != r.Thread
-}
-
-// isRepeated reports whether r reads bytes of a whole batch again. C's stdio does this: it reads a
-// block again after using only a part of it, and it reads the last block first to learn the size
-// of a file.
-func (s *slot) isRepeated(r ReadRequest) bool {
-	off, from, to := uint64(r.Off), s.lastFrom.Load(), s.lastTo.Load()
-	isWithin := from <= off && uint64(r.end()) <= to
-	isLastBlock := off == to && r.PastEnd && s.lastThread.Load() == r.Thread
-	return off > 0 && (isWithin || isLastBlock)
-}
-
 // NewHandles returns the handles in shared, which no other worker may use any longer. It completes
 // an assignment during which the previous worker died.
 func NewHandles(shared *Shared) *Handles {
@@ -128,10 +107,6 @@ func NewHandles(shared *Shared) *Handles {
 	}
 	return h
 }
-
-func (h *Handles) slot(fh uint64) *slot { return &h.shared.slots[fh%MaxHandles] }
-
-func (s *slot) version() Version { return Version(s.flags.Load() >> versionShift) }
 
 func (h *Handles) sequenceOf(s *slot) *SequenceState { return &h.shared.Sequences[s.sequence.Load()] }
 
@@ -169,6 +144,32 @@ func (h *Handles) Open(sequence int, thread uint32, isTentative bool, id uint64)
 	failpoint.Hit("open")
 	s.sequence.Store(uint64(sequence))
 	return generation*MaxHandles + i, true
+}
+
+// pickSlot returns the index in free of a slot that this thread had for this sequence before, or
+// else the last index. free must not be empty. It checks only the last 64 slots; if more readers
+// open next for each batch, their statistics may start anew.
+func (h *Handles) pickSlot(sequence int, thread uint32) int {
+	last := len(h.free) - 1
+	for i := last; i >= max(0, last-63); i-- {
+		if r := &h.shared.readers[h.free[i]]; r.Thread.Load() == uint64(thread) && r.Sequence.Load() == uint64(sequence) {
+			return i
+		}
+	}
+	return last
+}
+
+// beginReader resets the statistics unless they are this reader's.
+func (r *ReaderStats) beginReader(sequence int, thread uint32) {
+	if r.Sequence.Load() == uint64(sequence) && r.Thread.Load() == uint64(thread) {
+		return
+	}
+	r.Sequence.Store(0)
+	r.Waited.Store(0)
+	r.Gap.Store(0)
+	r.signedSince.Store(0)
+	r.Thread.Store(uint64(thread))
+	r.Sequence.Store(uint64(sequence))
 }
 
 // Release closes a handle. A tentative handle returns the number of a partly delivered batch,
@@ -312,6 +313,30 @@ func (h *Handles) findAssignment(id uint64) *assignment {
 	return nil
 }
 
+// otherAssignment returns the assignment of a request for a batch other than its handle's, or nil.
+// Such a request either continues an unfinished read(2), or was resent, in which case a is its
+// earlier assignment. An unfinished read(2) ends with its last request, or with another request of
+// its thread.
+func (h *Handles) otherAssignment(s *slot, r ReadRequest, a *assignment) (other *assignment, err error) {
+	u, _ := h.findUnfinished(r)
+	switch {
+	case a != nil && a.number.Load() != s.number.Load():
+		other = a
+	case u != nil && r.Off > 0 && r.Off == int64(u.cutOffset.Load()):
+		other = h.recordAssignment(r.ID, u.number.Load(), Version(u.version.Load()))
+	}
+	switch {
+	case other != nil && r.Off > 0 && other.version.Load() != uint64(r.Version):
+		err = ErrOutdated
+	case other != nil && r.Cut:
+		r.Off = r.end()
+		err = h.recordUnfinished(r, other.number.Load())
+	case u != nil:
+		u.fh.Store(0)
+	}
+	return other, err
+}
+
 func (h *Handles) recordAssignment(id, number uint64, version Version) *assignment {
 	a := &h.shared.assignments[h.shared.assignmentsRecorded.Add(1)%maxAssignments]
 	a.id.Store(0)
@@ -364,6 +389,25 @@ func (h *Handles) completeTake(s *slot) {
 	s.forgetRanges()
 	failpoint.Hit("ranges")
 	s.flags.Store(s.flags.Load()&(tentative|hasUnfinished) | hasBatch | a.version.Load()<<versionShift)
+}
+
+// applySeek moves the cursor to the number set by Seek. If the worker dies in the middle, the next
+// worker starts again. The caller holds mu.
+func (h *Handles) applySeek(sequence uint64) {
+	q := &h.shared.Sequences[sequence]
+	seek := q.seek.Load()
+	if seek == 0 {
+		return
+	}
+	for i := range h.shared.slotsUsed.Load() {
+		if s := &h.shared.slots[i]; s.sequence.Load() == sequence {
+			s.flags.Or(neverReturn) // keeps Rollback and Release from undoing the seek
+		}
+	}
+	failpoint.Hit("seek")
+	q.Cursor.Store(seek - 1)
+	failpoint.Hit("sought")
+	q.seek.CompareAndSwap(seek, 0) // fails if Seek was called again
 }
 
 // Commit records that a request has its reply.

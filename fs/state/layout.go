@@ -164,65 +164,6 @@ type SequenceState struct {
 // fewer than 200.
 const MaxName = 344
 
-// MaxHandles is the number of handles of next, next.npy and next.safetensors that can be open at
-// the same time.
-const MaxHandles = 1 << 16
-
-// A slot holds the state of one open handle: see handleState.
-type slot struct {
-	sequence        atomic.Uint64 // sequence number; 0 if the slot is free
-	openRequest     atomic.Uint64 // id of the OPEN request
-	generation      atomic.Uint64 // handles that have had the slot; part of the handle number
-	flags           atomic.Uint64 // see hasBatch
-	number          atomic.Uint64 // batch number
-	assignedRequest atomic.Uint64 // id of the request for which the number was taken
-	size            atomic.Uint64 // file size in bytes
-	reads           atomic.Uint64 // requests that read the batch
-	lastCounted     atomic.Uint64 // id of the request last counted in reads
-	cutThread       atomic.Uint64 // thread in the middle of a read(2), unless cutOffset is 0
-	cutOffset       atomic.Uint64 // offset of that read(2)'s next request
-	lastFrom        atomic.Uint64 // offset of the request that completed the batch
-	lastTo          atomic.Uint64 // end of that request
-	lastThread      atomic.Uint64 // thread that sent it
-	currentList     atomic.Uint64 // index in lists
-	lists           [2]rangeList  // delivered ranges of the batch
-}
-
-// A rangeList holds at most maxRanges ascending byte ranges, with gaps between them.
-type rangeList struct {
-	n      atomic.Uint64
-	inline [maxInline]byteRange // used if n <= maxInline, else Shared.manyRanges
-}
-
-type byteRange struct{ from, to int64 }
-
-const (
-	maxInline = 3   // most ranges of a list within its slot
-	maxRanges = 128 // most ranges of a list
-)
-
-// An unfinishedRead is a read(2) of a batch that the handle no longer holds, because another thread
-// began the next batch before all requests of the read(2) had succeeded.
-type unfinishedRead struct {
-	fh        atomic.Uint64 // handle; if it is 0 or closed, the element is free
-	thread    atomic.Uint64
-	cutOffset atomic.Uint64 // offset of the next request
-	number    atomic.Uint64 // batch number
-	version   atomic.Uint64
-}
-
-const maxUnfinished = 1 << 8
-
-// These are the bits of slot.flags. The version of the batch's tokens begins at bit versionShift.
-const (
-	hasBatch      = 1 << iota // the handle holds a batch
-	tentative                 // opened with O_NONBLOCK: see Handles.Release
-	hasUnfinished             // the handle may have an unfinishedRead
-	neverReturn               // do not return the number, because a seek has moved the cursor
-
-	versionShift = 8
-)
-
 // An assignment is the batch number of a request. Threads that share a handle can have several
 // requests in flight, and the slot records only the last one.
 type assignment struct {

@@ -106,29 +106,3 @@ func (r ReadTimer) Discard() {
 
 // EndFailedRead records that a request for a handle of next failed.
 func (s *Shared) EndFailedRead(fh uint64) { s.readers[fh%MaxHandles].signedSince.Store(clock.Now()) }
-
-// pickSlot returns the index in free of a slot that this thread had for this sequence before, or
-// else the last index. free must not be empty. It checks only the last 64 slots; if more readers
-// open next for each batch, their statistics may start anew.
-func (h *Handles) pickSlot(sequence int, thread uint32) int {
-	last := len(h.free) - 1
-	for i := last; i >= max(0, last-63); i-- {
-		if r := &h.shared.readers[h.free[i]]; r.Thread.Load() == uint64(thread) && r.Sequence.Load() == uint64(sequence) {
-			return i
-		}
-	}
-	return last
-}
-
-// beginReader resets the statistics unless they are this reader's.
-func (r *ReaderStats) beginReader(sequence int, thread uint32) {
-	if r.Sequence.Load() == uint64(sequence) && r.Thread.Load() == uint64(thread) {
-		return
-	}
-	r.Sequence.Store(0)
-	r.Waited.Store(0)
-	r.Gap.Store(0)
-	r.signedSince.Store(0)
-	r.Thread.Store(uint64(thread))
-	r.Sequence.Store(uint64(sequence))
-}

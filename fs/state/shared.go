@@ -62,6 +62,23 @@ func (s *Shared) SetFailing(number int, failing bool) {
 // Failing returns the last value of SetFailing.
 func (s *Shared) Failing(number int) bool { return s.infos[number].failing.Load() }
 
+// Next returns the batch number that the next reader of next will take.
+func (q *SequenceState) Next() uint64 {
+	if seek := q.seek.Load(); seek != 0 {
+		return seek - 1
+	}
+	return q.Cursor.Load()
+}
+
+// Seek sets the number that Next returns, and returns the previous one. Readers keep the batches
+// that they hold. Any process may call Seek, even if no worker is alive, because the worker moves
+// the cursor before it assigns the next number.
+func (q *SequenceState) Seek(number uint64) (previous uint64) {
+	previous = q.Next()
+	q.seek.Store(number + 1)
+	return previous
+}
+
 // CursorMoved reports whether the cursor has left its initial position. If such a sequence were
 // forgotten, it would assign the same numbers again.
 func (q *SequenceState) CursorMoved() bool { return q.Next() != q.initialCursor.Load() }
