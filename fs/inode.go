@@ -84,6 +84,35 @@ func makeArrayInode(k kind, sequence, array int, rest uint64) inode {
 
 func (i inode) array() int { return int(i.rest() >> arrayShift) }
 
+// firstBatch returns the first batch number of a numbered file.
+func (i inode) firstBatch() uint64 {
+	switch {
+	case i.kind().spansBatches():
+		return 0
+	case i.kind().showsOneArray():
+		return i.rest() & (1<<arrayShift - 1)
+	}
+	return i.rest()
+}
+
+// withVersion returns the inode of the same file with version v of the tokens.
+func (i inode) withVersion(v Version) inode {
+	switch {
+	case !i.kind().spansBatches() || i.kind() == sequenceFile:
+		return i&^0xe0 | inode(v%8<<5) // bits 5-7
+	case i.kind().showsOneArray():
+		return makeArrayInode(i.kind(), i.sequence(), i.array(), uint64(v))
+	}
+	return makeInode(i.kind(), i.sequence(), uint64(v))
+}
+
+// outdated reports whether i is a numbered file of another version than b, or of an array that b
+// lacks.
+func (i inode) outdated(b BatchList) bool {
+	return i.kind().isNumbered() && i != i.withVersion(b.Spec().Version) ||
+		i.kind().showsOneArray() && i.array() >= len(b.Spec().Batch.Arrays)
+}
+
 // settingsInode returns the inode of the settings directory called name in dir.
 func settingsInode(sequence int, dir inode, name string) inode {
 	// Leave out dir's sequence, which may end and begin again under another number.

@@ -1,15 +1,9 @@
 package fs
 
 import (
-	"bytes"
-	_ "embed"
 	"syscall"
-	"text/template"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
-
-	"batchfs/cache/array"
-	"batchfs/fs/header"
 )
 
 // A kindEntry describes the files of one kind.
@@ -112,57 +106,6 @@ func (directoryContent) size(*tree, inode, BatchList) int64 { return 0 }
 
 func (directoryContent) read(*tree, readRequest) (fuse.ReadResult, error) { return nil, syscall.EISDIR }
 
-type batchContent struct {
-	selector batchSelector
-	format   header.Format
-
-	// oneArray is set if the file shows a single array, whose index is in the inode. Otherwise, it
-	// shows the main ones or, with wholeSequence, all of them.
-	oneArray bool
-}
-
-// A batchSelector determines which batches a file shows.
-type batchSelector uint8
-
-const (
-	nextBatch     batchSelector = iota + 1 // batch that the handle holds
-	oneBatch                               // batch in the file's name
-	everyBatch                             // batches 0 to Spec.Steps-1
-	wholeSequence                          // as many batches as the inode says, from 0 on
-)
-
-const (
-	raw         = header.FormatRaw
-	npy         = header.FormatNPY
-	safetensors = header.FormatSafetensors
-
-	headerBytes = header.Bytes
-)
-
-func (c batchContent) frame(i inode, b BatchList) header.Frame {
-	f := header.Frame{Format: c.format, Batch: &b.Spec().Batch, Array: header.MainArrays}
-	if c.oneArray {
-		f.Array = i.array()
-	}
-	switch c.selector {
-	case everyBatch:
-		f.Batches = b.Spec().Steps
-	case wholeSequence:
-		f.Batches, f.Array = i.rest()+1, header.AllArrays
-	}
-	return f
-}
-
-func (c batchContent) size(_ *tree, i inode, b BatchList) int64 { return c.frame(i, b).Size() }
-
-func (c batchContent) byteRange(i inode, b BatchList) (from, size int64) {
-	return c.frame(i, b).ByteRange()
-}
-
-func (c batchContent) header(i inode, b BatchList, k uint64) []byte {
-	return c.frame(i, b).Header(k, b.Spec().Metadata)
-}
-
 type batchJSONContent struct{}
 
 func (batchJSONContent) size(_ *tree, _ inode, b BatchList) int64 { return b.BatchJSONLen() }
@@ -186,51 +129,4 @@ func (t *tree) compute(r readRequest, fill func(p filePart, dst []byte) error) (
 		err = fill(part, r.buf[:part.len])
 	}
 	return fuse.ReadResultData(r.buf[:part.len]), err
-}
-
-// firstBatch returns the first batch number of a numbered file.
-func (i inode) firstBatch() uint64 {
-	switch {
-	case i.kind().spansBatches():
-		return 0
-	case i.kind().showsOneArray():
-		return i.rest() & (1<<arrayShift - 1)
-	}
-	return i.rest()
-}
-
-// withVersion returns the inode of the same file with version v of the tokens.
-func (i inode) withVersion(v Version) inode {
-	switch {
-	case !i.kind().spansBatches() || i.kind() == sequenceFile:
-		return i&^0xe0 | inode(v%8<<5) // bits 5-7
-	case i.kind().showsOneArray():
-		return makeArrayInode(i.kind(), i.sequence(), i.array(), uint64(v))
-	}
-	return makeInode(i.kind(), i.sequence(), uint64(v))
-}
-
-// outdated reports whether i is a numbered file of another version than b, or of an array that b
-// lacks.
-func (i inode) outdated(b BatchList) bool {
-	return i.kind().isNumbered() && i != i.withVersion(b.Spec().Version) ||
-		i.kind().showsOneArray() && i.array() >= len(b.Spec().Batch.Arrays)
-}
-
-//go:embed readme.tmpl
-var readmeSource string
-
-var readmeTemplate = template.Must(template.New("README").
-	Funcs(template.FuncMap{"dims": array.ShapeText}).Parse(readmeSource))
-
-func renderReadme(mountpoint string, splits []Split) []byte {
-	var specs []*Spec
-	for _, s := range splits {
-		specs = append(specs, s.Current().Spec())
-	}
-	var text bytes.Buffer
-	if err := readmeTemplate.Execute(&text, map[string]any{"Mountpoint": mountpoint, "Splits": specs}); err != nil {
-		panic(err) // bug in the template
-	}
-	return text.Bytes()
 }

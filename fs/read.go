@@ -14,7 +14,7 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
-	"batchfs/fs/guard"
+	"batchfs/fs/header"
 	"batchfs/fs/mount"
 	"batchfs/fs/state"
 	"batchfs/internal/failpoint"
@@ -37,35 +37,6 @@ type readRequest struct {
 // maxReadAttempts limits how often a READ is attempted if its tokens keep changing.
 const maxReadAttempts = 10
 
-func (t *tree) CostOfRead(in *fuse.ReadIn) guard.Cost {
-	i := inode(in.NodeId)
-	c, s := t.cost(i, false), t.sequences.peek(i.sequence())
-	if fillsPageCache(in) {
-		c.Pages = guard.Pages{From: in.Offset, To: in.Offset + uint64(in.Size)}
-	}
-	switch k := i.kind(); {
-	case !k.isNext() && !k.isNumbered(): // a text
-	case s == nil:
-		c.Rows, c.ReplyBytes = int64(in.Size), int(in.Size) // a row has at least one byte
-	default:
-		c.Rows, c.ReplyBytes = t.costOfBytes(i, s.Current(), in)
-	}
-	return c
-}
-
-// costOfBytes returns how many rows and bytes of b a READ gets.
-func (t *tree) costOfBytes(i inode, b BatchList, in *fuse.ReadIn) (rows int64, bytes int) {
-	if i.outdated(b) {
-		return 0, 0
-	}
-	row := b.Spec().Batch.RowBytes(0)
-	if i.kind().showsOneArray() {
-		row = b.Spec().Batch.RowBytes(i.array())
-	}
-	n := t.replyLen(i, b, in)
-	return (n + row - 1) / row, int(n)
-}
-
 // fillsPageCache reports whether a READ is for the page cache. Any other READ has a lock owner.
 func fillsPageCache(in *fuse.ReadIn) bool { return in.ReadFlags&fuse.READ_LOCKOWNER == 0 }
 
@@ -86,6 +57,58 @@ func (t *tree) HandleRead(cancel <-chan struct{}, waited time.Duration, in *fuse
 		t.shared.EndFailedRead(in.Fh)
 	}
 	return nil, t.FailRequest(in.Unique, in.NodeId, err)
+}
+
+// A batchContent is made of batches, or of parts of them.
+type batchContent struct {
+	selector batchSelector
+	format   header.Format
+
+	// oneArray is set if the file shows a single array, whose index is in the inode. Otherwise, it
+	// shows the main ones or, with wholeSequence, all of them.
+	oneArray bool
+}
+
+// A batchSelector determines which batches a file shows.
+type batchSelector uint8
+
+const (
+	nextBatch     batchSelector = iota + 1 // batch that the handle holds
+	oneBatch                               // batch in the file's name
+	everyBatch                             // batches 0 to Spec.Steps-1
+	wholeSequence                          // as many batches as the inode says, from 0 on
+)
+
+const (
+	raw         = header.FormatRaw
+	npy         = header.FormatNPY
+	safetensors = header.FormatSafetensors
+
+	headerBytes = header.Bytes
+)
+
+func (c batchContent) frame(i inode, b BatchList) header.Frame {
+	f := header.Frame{Format: c.format, Batch: &b.Spec().Batch, Array: header.MainArrays}
+	if c.oneArray {
+		f.Array = i.array()
+	}
+	switch c.selector {
+	case everyBatch:
+		f.Batches = b.Spec().Steps
+	case wholeSequence:
+		f.Batches, f.Array = i.rest()+1, header.AllArrays
+	}
+	return f
+}
+
+func (c batchContent) size(_ *tree, i inode, b BatchList) int64 { return c.frame(i, b).Size() }
+
+func (c batchContent) byteRange(i inode, b BatchList) (from, size int64) {
+	return c.frame(i, b).ByteRange()
+}
+
+func (c batchContent) header(i inode, b BatchList, k uint64) []byte {
+	return c.frame(i, b).Header(k, b.Spec().Metadata)
 }
 
 // read locates the bytes of a READ and gets them, all from one BatchList. If the tokens of next*
@@ -149,6 +172,10 @@ func (t *tree) locate(r readRequest) (filePart, error) {
 	return part, err
 }
 
+func (t *tree) replyLen(i inode, b BatchList, in *fuse.ReadIn) int64 {
+	return min(int64(in.Size), max(t.size(i, b)-int64(in.Offset), 0))
+}
+
 // maxGap is the number of bytes by which the first request of a long read(2) can fall short of
 // mount.MaxRequest: up to a page for each iovec, if there are at most 16.
 var maxGap = 16 * int64(os.Getpagesize())
@@ -180,16 +207,8 @@ func (t *tree) getBytes(part filePart, timer state.ReadTimer, buf []byte) (fuse.
 	failpoint.Hit("read")
 	r := replies.Get().(*reply)
 	*r = reply{prefetcher: t.prefetcher, splitNumber: t.sequences.splitOf(part.inode.sequence()), timer: timer, filePart: part}
-	// rest is the part of buf after the header, and off is its offset from the end of the header.
-	file, rest, off := part.inode.kind().batches(), buf, part.off
-	if file.format != raw {
-		if off < headerBytes {
-			n := copy(buf, file.header(part.inode, part.list, part.batch)[off:])
-			rest, off = buf[n:], off+int64(n)
-		}
-		off -= headerBytes
-	}
-	from, size := file.byteRange(part.inode, part.list)
+	rest, off := part.copyHeader(buf)
+	from, size := part.inode.kind().batches().byteRange(part.inode, part.list)
 	if len(rest) > 0 && !part.inode.kind().spansBatches() {
 		r.reader, r.buffer = t.prefetcher.acquireBuffer(part.list, part.batch)
 	}
@@ -218,8 +237,18 @@ func (t *tree) getBytes(part filePart, timer state.ReadTimer, buf []byte) (fuse.
 	return r, nil
 }
 
-func (t *tree) replyLen(i inode, b BatchList, in *fuse.ReadIn) int64 {
-	return min(int64(in.Size), max(t.size(i, b)-int64(in.Offset), 0))
+// copyHeader copies to buf what the part has of the header. It returns the rest of buf, and its
+// offset in the file after the header.
+func (p *filePart) copyHeader(buf []byte) (rest []byte, off int64) {
+	file := p.inode.kind().batches()
+	switch {
+	case file.format == raw:
+		return buf, p.off
+	case p.off >= headerBytes:
+		return buf, p.off - headerBytes
+	}
+	n := copy(buf, file.header(p.inode, p.list, p.batch)[p.off:])
+	return buf[n:], p.off + int64(n) - headerBytes
 }
 
 // readByteRanges fills dst with bytes starting at offset off of a file, not counting its header.

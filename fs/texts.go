@@ -1,12 +1,17 @@
 package fs
 
 import (
+	"bytes"
+	_ "embed"
 	"fmt"
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"text/template"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"batchfs/cache/array"
 )
 
 // A textCache holds the text of each open handle of a live text. If the texts would exceed
@@ -133,4 +138,22 @@ func (t *tree) metrics(inode, <-chan struct{}) []byte {
 	t.statusMu.Lock()
 	defer t.statusMu.Unlock()
 	return t.opts.Status.Metrics(t.shared)
+}
+
+//go:embed readme.tmpl
+var readmeSource string
+
+var readmeTemplate = template.Must(template.New("README").
+	Funcs(template.FuncMap{"dims": array.ShapeText}).Parse(readmeSource))
+
+func renderReadme(mountpoint string, splits []Split) []byte {
+	var specs []*Spec
+	for _, s := range splits {
+		specs = append(specs, s.Current().Spec())
+	}
+	var text bytes.Buffer
+	if err := readmeTemplate.Execute(&text, map[string]any{"Mountpoint": mountpoint, "Splits": specs}); err != nil {
+		panic(err) // bug in the template
+	}
+	return text.Bytes()
 }
