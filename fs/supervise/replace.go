@@ -96,7 +96,7 @@ func (s *supervisor) processFailed(p *workerProcess, why error) error {
 			s.recordServing()
 		}
 		s.drainSnapshots()
-		if !errors.As(why, new(resourceError)) {
+		if !isShortage(why) {
 			s.shared.Crashes.Add(1)
 		}
 		if s.standby != nil && s.standby.isRestart {
@@ -133,7 +133,7 @@ func (s *supervisor) scheduleRetry(why error, isRestart bool) error {
 		s.lastFailure, s.failedAt = why, time.Now()
 	}
 	s.attempts++
-	if !errors.As(why, new(resourceError)) {
+	if !isShortage(why) {
 		s.failures++
 	} else if s.attempts > 1 && !s.loggedShortage {
 		s.loggedShortage = true

@@ -152,6 +152,11 @@ func (p *workerProcess) killFailed(m message) error {
 // succeed.
 type resourceError struct{ error }
 
+func isShortage(err error) bool {
+	_, ok := errors.AsType[resourceError](err)
+	return ok
+}
+
 // isResourceFailure reports whether a process that ended by itself lacked memory or threads: the
 // kernel sends SIGKILL when memory runs out, and Go exits with status 2 if it gets no thread or
 // memory at the start.

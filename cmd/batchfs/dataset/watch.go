@@ -227,10 +227,10 @@ func (w *watcher) pass() {
 			return
 		}
 		found.err = err
-		if change := (*localfile.ChangedError)(nil); !follows {
+		if !follows {
 			found.wrongFile = file
 			w.reportWrongFile(file, err)
-		} else if errors.As(err, &change) {
+		} else if change, ok := errors.AsType[*localfile.ChangedError](err); ok {
 			changes[*change] = true
 		}
 	})
@@ -275,9 +275,12 @@ func (w *watcher) reopen(v *view, changes map[localfile.ChangedError]bool, backo
 		}
 	}
 	if err != nil {
-		overwritten, now := localfile.OverwrittenError(""), clock.Now()
-		w.view.Store(&view{dataset: old, err: err, failedChanges: changes, retryAt: now + int64(backoff), restUntil: 2*now - began, backoff: backoff,
-			beingWritten: errors.As(err, &overwritten)})
+		now := clock.Now()
+		_, beingWritten := errors.AsType[localfile.OverwrittenError](err)
+		w.view.Store(&view{
+			dataset: old, err: err, failedChanges: changes, beingWritten: beingWritten,
+			retryAt: now + int64(backoff), backoff: backoff, restUntil: now + (now - began),
+		})
 		return
 	}
 	w.view.Store(&view{dataset: fresh})
@@ -307,12 +310,12 @@ func (w *watcher) recheckWrongFile(v *view) error {
 // waits, if necessary, for a pass that sees the change, or until cancel is closed. If the file is
 // being written, it waits for the next pass, unless the request has waited for that before.
 func (w *watcher) retryOrFail(v *view, wrongFile blob.Blob, err error, waited bool, cancel <-chan struct{}) error {
-	change := (*localfile.ChangedError)(nil)
+	change, isChange := errors.AsType[*localfile.ChangedError](err)
 	switch {
 	case v.dataset.Split.OnChange != "follow":
 		w.reportWrongFile(wrongFile, err)
 		return err
-	case !errors.As(err, &change):
+	case !isChange:
 		return err
 	case v.beingWritten && !waited:
 		select {
@@ -377,50 +380,6 @@ func (d *Dataset) blobs() iter.Seq[blob.Blob] {
 			}
 		}
 	}
-}
-
-// blobLists recycles lists between calls of checkBatch.
-var blobLists = sync.Pool{New: func() any { return new([]blob.Blob) }}
-
-// checkBatch checks the files of batch k, and returns a wrong one with its error. If the split has
-// at most as many files as the batch has rows, all of them are checked.
-func (d *Dataset) checkBatch(k uint64) (wrong blob.Blob, err error) {
-	list := blobLists.Get().(*[]blob.Blob)
-	defer blobLists.Put(list)
-	*list = (*list)[:0]
-	if d.fileCount <= d.Sequence.BatchSize {
-		for _, a := range d.arrays {
-			*list = slices.AppendSeq(*list, a.Blobs())
-		}
-	} else {
-		pass := cache.NewPass()
-		for w, err := range d.Sequence.Windows(k) {
-			if err != nil {
-				break // reading the batch reports it
-			}
-			*list = slices.AppendSeq(*list, d.sources[w.Source][w.Column].BlobsOf(w.Window, pass))
-		}
-	}
-	if len(*list) > maxSerialChecks {
-		return checkMany(*list)
-	}
-	for _, file := range *list {
-		if err := file.Check(); err != nil {
-			return file, err
-		}
-	}
-	return nil, nil
-}
-
-// checkMany checks files concurrently and returns a wrong one with its error. This code is not in
-// checkBatch, so that checkBatch allocates nothing for few files.
-func checkMany(files []blob.Blob) (wrong blob.Blob, err error) {
-	checkFiles(slices.Values(files), func(file blob.Blob, e error) {
-		if e != nil {
-			wrong, err = file, e
-		}
-	})
-	return wrong, err
 }
 
 // checkFiles checks files concurrently, and calls visit with each result, one call at a time.
