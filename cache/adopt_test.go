@@ -115,7 +115,7 @@ func TestCopiesUnderReaders(t *testing.T) {
 // may write to it.
 func TestReplacedMappingIsNotRead(t *testing.T) {
 	paths := writeFiles(t, 2, 10_000)
-	tokens := open(t, paths, Options{DType: "uint16", Access: localfile.Advise})
+	tokens := open(t, paths, Options{DType: "uint16", Reading: localfile.Options{Access: localfile.Advise}})
 	must(t, readOne(tokens))
 	old, err := os.OpenFile(paths[0], os.O_RDWR, 0)
 	must(t, err)

@@ -76,7 +76,7 @@ func everyAccess(t *testing.T, test func(t *testing.T, o Options)) {
 	for _, access := range []localfile.Access{localfile.Remap, localfile.Advise, localfile.Pread} {
 		for _, drop := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s,drop=%v", access, drop), func(t *testing.T) {
-				test(t, Options{DType: array.Uint16, Access: access, DropPageCache: drop})
+				test(t, Options{DType: array.Uint16, Reading: localfile.Options{Access: access, DropPageCache: drop}})
 			})
 		}
 	}
@@ -203,7 +203,7 @@ func TestMappingsGoWithTheirTokens(t *testing.T) {
 	}
 	var held []*Array
 	for range 10 {
-		o := Options{DType: array.Uint16, Access: localfile.Advise, DropPageCache: true}
+		o := Options{DType: array.Uint16, Reading: localfile.Options{Access: localfile.Advise, DropPageCache: true}}
 		must(t, readOne(open(t, paths, o)))
 		released := open(t, paths, o)
 		must(t, readOne(released))
@@ -363,7 +363,7 @@ func TestCut(t *testing.T) {
 	for _, paths := range [][]string{
 		writeFiles(t, 2, 50, 1, 33), {"testdata/a_llmc.bin", "testdata/b_llmc.bin"}, {"testdata/a1.npy", "testdata/b1.npy"},
 	} {
-		a, err := Open(paths, Options{DType: array.Uint16, Access: localfile.Pread})
+		a, err := Open(paths, Options{DType: array.Uint16, Reading: localfile.Options{Access: localfile.Pread}})
 		must(t, err)
 		for _, block := range []int64{1, 2, 7, 64, 1024, 1000, 1 << 20} {
 			// at is in bytes from the first element of the array

@@ -21,7 +21,7 @@ func BenchmarkAccess(b *testing.B) {
 		var withPread float64
 		for _, access := range []localfile.Access{localfile.Pread, localfile.Remap, localfile.Advise} {
 			b.Run(fmt.Sprintf("%s,readers=%d", access, readers), func(b *testing.B) {
-				tokens := open(b, paths, Options{DType: array.Uint16, Access: access})
+				tokens := open(b, paths, Options{DType: array.Uint16, Reading: localfile.Options{Access: access}})
 				before := processorTime(b)
 				var running sync.WaitGroup
 				for range readers {

@@ -91,7 +91,8 @@ func newDocumentIndex(f File, block int64, o Options) (*documentIndex, error) {
 	if err := x.Ends.CheckFits(string(x.Path), x.Identity.Size); err != nil {
 		return nil, err
 	}
-	file, err := blob.New(x.Path, x.Identity, x.Sample, localfile.Pread, o.DropPageCache, o.Remote)
+	reading := localfile.Options{Access: localfile.Pread, DropPageCache: o.Reading.DropPageCache}
+	file, err := blob.New(x.Path, x.Identity, x.Sample, reading, o.Remote)
 	return &documentIndex{
 		blob: file, ends: x.Ends, tokens: f.Format.Count,
 		documentEnds: newSortedNumbers(x.Ends.At, x.Ends.Count, block), megatronStarts: newSortedNumbers(x.Ends.Starts, x.Ends.Sequences, block),

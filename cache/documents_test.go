@@ -308,7 +308,7 @@ func TestChangedIndexIsStale(t *testing.T) {
 		paths := writeFiles(t, 2, 10, 10)
 		writeIndex(t, paths[0], 10)
 		writeIndex(t, paths[1], 2, 3, 10)
-		o := Options{DType: array.Uint16, Access: localfile.Remap, Documents: DocumentsIndexed}
+		o := Options{DType: array.Uint16, Reading: localfile.Options{Access: localfile.Remap}, Documents: DocumentsIndexed}
 		was := open(t, paths, o)
 		now := reopened(t, was, o)
 		must(t, was.Documents().Ends(0, make([]int64, 4)))

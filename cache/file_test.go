@@ -53,7 +53,7 @@ func TestOnlyThePagesNeeded(t *testing.T) {
 			copy(buf[:], raw)
 			return nil
 		}))
-		if o.DropPageCache {
+		if o.Reading.DropPageCache {
 			want = 0
 		}
 		if got := cached(); got != want {

@@ -72,7 +72,7 @@ func TestOpenInspectsTheContent(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "train.bin")
 		must(t, os.WriteFile(path, test.raw[:len(test.raw)&^1], 0o600))
 		for _, guessed := range []bool{true, false} {
-			_, err := Open([]string{path}, Options{DType: array.Uint16, Access: localfile.Remap, GuessedDType: guessed})
+			_, err := Open([]string{path}, Options{DType: array.Uint16, Reading: localfile.Options{Access: localfile.Remap}, GuessedDType: guessed})
 			switch want := test.want; {
 			case want == "" || test.believe && !guessed:
 				if err != nil {

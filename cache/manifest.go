@@ -24,8 +24,7 @@ type Options struct {
 	Tensor    string      // tensor to serve, if files have several
 	Join      bool        // whether windows may cross from one file into the next
 
-	Access        localfile.Access
-	DropPageCache bool // whether each read drops its pages from the page cache
+	Reading localfile.Options
 
 	// Documents says where documents end: DocumentsIndexed, FilesAreDocuments, or "" for no
 	// documents.
@@ -303,7 +302,7 @@ func Reopen(m Manifest, o Options) (*Array, error) {
 	}
 	start, block := int64(0), m.searchBlock()
 	for i, f := range m.Files {
-		file, err := blob.New(f.Path, f.Identity, f.Sample, o.Access, o.DropPageCache, o.Remote)
+		file, err := blob.New(f.Path, f.Identity, f.Sample, o.Reading, o.Remote)
 		if err != nil {
 			return nil, err
 		}

@@ -17,7 +17,8 @@ import (
 // wait, and a read of short windows does not map.
 func TestOneReadMapsAtATime(t *testing.T) {
 	paths := writeFiles(t, 2, 30_000, 30_000, 30_000)
-	tokens := open(t, paths, Options{DType: "uint16", Access: localfile.Remap})
+	maps := new(counts.Maps)
+	tokens := open(t, paths, Options{DType: "uint16", Reading: localfile.Options{Access: localfile.Remap, Maps: maps}})
 	var long, short []array.Window
 	for i := range 1280 {
 		start := int64(i%3)*30_000 + int64(i)*11
@@ -25,13 +26,14 @@ func TestOneReadMapsAtATime(t *testing.T) {
 	}
 	once := long[:12]
 	mappings := func() (n int) {
-		maps, err := os.ReadFile("/proc/self/maps")
+		list, err := os.ReadFile("/proc/self/maps")
 		must(t, err)
-		return strings.Count(string(maps), filepath.Dir(paths[0]))
+		return strings.Count(string(list), filepath.Dir(paths[0]))
 	}
 	read := func(ws []array.Window, mapped, busy int64, visit func()) {
 		t.Helper()
-		localfile.Maps = new(counts.Maps)
+		maps.Mapped.Store(0)
+		maps.Busy.Store(0)
 		must(t, tokens.Read(ws, func(i int, raw []byte) error {
 			if w := ws[i]; !bytes.Equal(raw, tokenBytes(int(w.Start), w.Len, 2)) {
 				return fmt.Errorf("window %+v holds %x", w, raw)
@@ -39,7 +41,7 @@ func TestOneReadMapsAtATime(t *testing.T) {
 			visit()
 			return nil
 		}))
-		if m, b := localfile.Maps.Mapped.Load(), localfile.Maps.Busy.Load(); m != mapped || b != busy {
+		if m, b := maps.Mapped.Load(), maps.Busy.Load(); m != mapped || b != busy {
 			t.Errorf("%d windows: %d reads of a file mapped it, and %d found another mapping; want %d and %d", len(ws), m, b, mapped, busy)
 		}
 	}

@@ -45,7 +45,7 @@ func BenchmarkStages(b *testing.B) {
 		})
 	}
 	list := stages(3, 9)
-	few := openSources(b, writeSources(b, 2, []int{1 << 20}, []int{1 << 20}, []int{1 << 20}), cache.Options{DType: array.Uint16, Access: localfile.Pread})
+	few := openSources(b, writeSources(b, 2, []int{1 << 20}, []int{1 << 20}, []int{1 << 20}), cache.Options{DType: array.Uint16, Reading: localfile.Options{Access: localfile.Pread}})
 	sequences := map[bool]*Sequence{true: open(few, list[:1]), false: open(few, list)}
 	batches, dst := make([]uint64, 1000), make([]byte, sequences[true].Batch().Bytes())
 	for i := range batches {

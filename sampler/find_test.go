@@ -51,7 +51,7 @@ var stagedCorpora = []corpus{
 func (c corpus) open(t testing.TB) []Source {
 	t.Helper()
 	sources := writeSources(t, 4, c.fileLens...)
-	return openSources(t, sources, cache.Options{DType: array.Uint32, Join: c.join, Access: localfile.Pread, Matched: asMatched(sources...)})
+	return openSources(t, sources, cache.Options{DType: array.Uint32, Join: c.join, Reading: localfile.Options{Access: localfile.Pread}, Matched: asMatched(sources...)})
 }
 
 func (c corpus) supports(o Order) bool {

@@ -132,7 +132,7 @@ func (g *goldenCase) compute(t *testing.T) (batches []string) {
 		s.TorchState, err = os.ReadFile("testdata/" + g.TorchState)
 		must(t, err)
 	}
-	o := cache.Options{DType: g.TokenDType, Axes: g.Shape, Join: g.Join, Access: localfile.Pread}
+	o := cache.Options{DType: g.TokenDType, Axes: g.Shape, Join: g.Join, Reading: localfile.Options{Access: localfile.Pread}}
 	tokens := openSources(t, writeSources(t, g.TokenDType.Size(), lens...), o)
 	firstElement := int64(0)
 	for i := range tokens {

@@ -67,7 +67,7 @@ func (s hostsCase) open(t *testing.T) []Source {
 		numbers[i] *= max(1, 3*len(s.axes))
 	}
 	paths := writeFiles(t, 2, numbers...)
-	return openSources(t, [][]string{paths}, cache.Options{DType: array.Uint16, Axes: s.axes, Join: s.join, Access: localfile.Pread, Matched: asMatched(paths)})
+	return openSources(t, [][]string{paths}, cache.Options{DType: array.Uint16, Axes: s.axes, Join: s.join, Reading: localfile.Options{Access: localfile.Pread}, Matched: asMatched(paths)})
 }
 
 // An epoch of a host has each window of its share once, whatever the number of ranks, and every
@@ -175,7 +175,7 @@ func TestSharesOfManyHosts(t *testing.T) {
 		must(t, f.Close())
 	}
 	s := hostsCase{hosts: hosts, ranksPerHost: 8, shuffleBlock: 64 << 20, batchSize: 4, blockSize: 1024, layout: XY}
-	tokens := openSources(t, [][]string{paths}, cache.Options{DType: array.Uint16, Access: localfile.Pread})
+	tokens := openSources(t, [][]string{paths}, cache.Options{DType: array.Uint16, Reading: localfile.Options{Access: localfile.Pread}})
 	first, err := New(tokens, s.settings(0))
 	must(t, err)
 	most, sum := int64(0), int64(0)

@@ -46,8 +46,8 @@ func attempts(short, long int) int {
 // random and world 1.
 func openSequence(t testing.TB, paths []string, o cache.Options, s Settings) *Sequence {
 	t.Helper()
-	if o.Access == "" {
-		o.Access = localfile.Remap
+	if o.Reading.Access == "" {
+		o.Reading.Access = localfile.Remap
 	}
 	tokens := openSources(t, [][]string{paths}, o)
 	s.Name = "train"
@@ -219,7 +219,7 @@ func TestReadsAllocateNothing(t *testing.T) {
 	paths := writeFiles(t, 2, 100_000)
 	for _, access := range []localfile.Access{localfile.Remap, localfile.Advise, localfile.Pread} {
 		for _, dtype := range []array.DType{array.Uint16, array.Int64} {
-			q := openSequence(t, paths, cache.Options{DType: array.Uint16, Access: access}, Settings{BatchSize: 12, BlockSize: 1024, DType: dtype})
+			q := openSequence(t, paths, cache.Options{DType: array.Uint16, Reading: localfile.Options{Access: access}}, Settings{BatchSize: 12, BlockSize: 1024, DType: dtype})
 			dst, k := make([]byte, q.Batch().Bytes()), uint64(0)
 			n := testing.AllocsPerRun(100, func() {
 				must(t, q.Read(dst, k, 0))
@@ -231,7 +231,7 @@ func TestReadsAllocateNothing(t *testing.T) {
 		}
 	}
 
-	from := openSources(t, [][]string{paths}, cache.Options{DType: array.Uint16, Access: localfile.Pread})[0]
+	from := openSources(t, [][]string{paths}, cache.Options{DType: array.Uint16, Reading: localfile.Options{Access: localfile.Pread}})[0]
 	from.Aligned = []SourceArray{from.Main}
 	q, err := New([]Source{from, from}, Settings{Name: "train", BatchSize: 12, BlockSize: 1024, DType: array.Int64, Layout: XY, Order: Shuffle, World: 1,
 		Weights: []float64{1, 2}, Arrays: []AlignedArray{{"again", AtX}}, HasEOT: true, EOT: 7, Documents: true, MaskTargets: true})

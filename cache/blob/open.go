@@ -22,12 +22,12 @@ func Open(path string, previous Blob, remote *Remote) (localfile.Stamp, Content,
 }
 
 // New returns the blob that had this stamp and sample when it was opened earlier, without
-// accessing it. For access and dropPageCache, see [localfile.New].
-func New(path []byte, stamp localfile.Stamp, sample localfile.Sample, access localfile.Access, dropPageCache bool, remote *Remote) (Blob, error) {
+// accessing it. Of o, only DropPageCache matters to an object.
+func New(path []byte, stamp localfile.Stamp, sample localfile.Sample, o localfile.Options, remote *Remote) (Blob, error) {
 	if IsRemote(string(path)) {
-		return remote.newStoreBlob(string(path), stamp, sample, dropPageCache)
+		return remote.newStoreBlob(string(path), stamp, sample, o.DropPageCache)
 	}
-	return localfile.New(string(path), stamp, sample, access, dropPageCache)
+	return localfile.New(string(path), stamp, sample, o)
 }
 
 // Resolve returns the absolute paths and the URLs that patterns match, in the order of the

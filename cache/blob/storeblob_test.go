@@ -47,7 +47,7 @@ func TestRemovedBlocksTakeNoSpace(t *testing.T) {
 	}
 	stamp, _, err := Open(name, nil, remote)
 	must(t, err)
-	o, err := New([]byte(name), stamp, localfile.Sample{}, localfile.Remap, false, remote)
+	o, err := New([]byte(name), stamp, localfile.Sample{}, localfile.Options{Access: localfile.Remap}, remote)
 	must(t, err)
 	read := func() {
 		for i := range int64(count) {

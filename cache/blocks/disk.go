@@ -157,7 +157,8 @@ func (d *disk) withTimeout(limit time.Duration, do func() error) error {
 }
 
 func (d *disk) file(k key, stamp localfile.Stamp) (*localfile.File, error) {
-	return localfile.New(filepath.Join(d.dir, k.path()), stamp, localfile.Sample{}, localfile.StayOpen, k.object.dropPageCache)
+	o := localfile.Options{Access: localfile.Pread, StayOpen: true, DropPageCache: k.object.dropPageCache}
+	return localfile.New(filepath.Join(d.dir, k.path()), stamp, localfile.Sample{}, o)
 }
 
 // verify returns the file of a block after checking its content, or nil if it is missing or

@@ -1,8 +1,10 @@
 package localfile
 
 import (
+	"cmp"
 	"fmt"
 	"io"
+	"log/slog"
 	"math"
 	"os"
 	"runtime"
@@ -12,17 +14,18 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"batchfs/cache/counts"
 )
 
 // A File is a regular file, and implements blob.Blob. If its bytes change after it was opened, Read
 // and Check return a ChangedError. A File is safe for concurrent use.
 type File struct {
-	name          string                // path, and the zero byte that system calls need
-	stamp         atomic.Pointer[Stamp] // changed by adopt
-	size          int64                 // in bytes; the same in every stamp that adopt accepts
-	sample        Sample
-	access        Access
-	dropPageCache bool
+	name   string                // path, and the zero byte that system calls need
+	stamp  atomic.Pointer[Stamp] // changed by adopt
+	size   int64                 // in bytes; the same in every stamp that adopt accepts
+	sample Sample
+	opts   Options // Maps and Log are not nil
 
 	// mu guards opened and mapping, which are nil unless they are kept between reads. It is held
 	// while a read opens or maps the file.
@@ -33,13 +36,20 @@ type File struct {
 	settle settleTimer // how long the file, if overwritten, has stayed unchanged
 }
 
+// These replace what Options leave out.
+var (
+	uncounted = new(counts.Maps)
+	unlogged  = slog.New(slog.DiscardHandler)
+)
+
 // New returns the file that had this stamp and sample when it was opened earlier. It does not
-// touch the file. If dropPageCache is true, each read drops its pages from the page cache.
-func New(path string, stamp Stamp, sample Sample, access Access, dropPageCache bool) (*File, error) {
+// touch the file.
+func New(path string, stamp Stamp, sample Sample, o Options) (*File, error) {
 	if strings.IndexByte(path, 0) >= 0 {
 		return nil, fmt.Errorf("%q: %w", path, unix.EINVAL)
 	}
-	f := &File{name: path + "\x00", size: stamp.Size, sample: sample, access: access, dropPageCache: dropPageCache}
+	o.Maps, o.Log = cmp.Or(o.Maps, uncounted), cmp.Or(o.Log, unlogged)
+	f := &File{name: path + "\x00", size: stamp.Size, sample: sample, opts: o}
 	f.stamp.Store(&stamp)
 	return f, nil
 }
@@ -203,10 +213,10 @@ func (f *File) adopt(fd int, old, current Stamp) error {
 }
 
 func (f *File) Read(ranges []Range, visit func(int, []byte) error) error {
-	switch f.access {
-	case Advise:
+	switch {
+	case f.opts.Access == Advise:
 		return f.readAdvised(ranges, visit)
-	case StayOpen:
+	case f.opts.Access == Pread && f.opts.StayOpen:
 		if o, err := f.ensureOpen(); err == nil {
 			defer runtime.KeepAlive(o)
 			return f.visitUnchanged(o.fd, f.Stamp(), ranges, visit)
@@ -234,7 +244,7 @@ func (f *File) readOpened(ranges []Range, visit func(int, []byte) error) error {
 // since old.
 func (f *File) visitUnchanged(fd int, old Stamp, ranges []Range, visit func(int, []byte) error) error {
 	visitAll := f.visitCopies
-	if f.access == Remap {
+	if f.opts.Access == Remap {
 		visitAll = f.visitRemapped
 	}
 	err := visitAll(fd, ranges, visit)
@@ -340,7 +350,7 @@ func willNeed(fd int, ranges []Range) {
 }
 
 func (f *File) dropPages(fd int, r Range) {
-	if f.dropPageCache {
+	if f.opts.DropPageCache {
 		from, to := r.pages()
 		unix.Fadvise(fd, from, to-from, unix.FADV_DONTNEED)
 	}

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"batchfs/cache/counts"
 	"batchfs/internal/process"
 	"batchfs/internal/require"
 	"batchfs/internal/testwait"
@@ -42,7 +43,7 @@ func writeCounting(t testing.TB, bytes int) (path string, stamp Stamp) {
 // file was truncated or its disk fails.
 func TestFaultIsReadAgain(t *testing.T) {
 	path, stamp := writeCounting(t, os.Getpagesize())
-	f, err := New(path, stamp, Sample{}, Remap, false)
+	f, err := New(path, stamp, Sample{}, Options{Access: Remap})
 	must(t, err)
 	fd, err := f.open()
 	must(t, err)
@@ -70,7 +71,7 @@ func TestFaultIsReadAgain(t *testing.T) {
 // Others are visited in the order of the request, in which the reply is written fastest.
 func TestOrderOfVisits(t *testing.T) {
 	path, stamp := writeCounting(t, 4<<20)
-	f, err := New(path, stamp, Sample{}, Pread, false)
+	f, err := New(path, stamp, Sample{}, Options{Access: Pread})
 	must(t, err)
 	for apart, want := range map[int64][]int{4096: {1, 2, 0, 3}, 1 << 20: {0, 1, 2, 3}} {
 		var ranges []Range
@@ -112,7 +113,7 @@ func TestKeptMappingsAreBounded(t *testing.T) {
 	all := make([]*File, 3*maxTables)
 	for i := range all {
 		var err error
-		all[i], err = New(path, stamp, Sample{}, Advise, false)
+		all[i], err = New(path, stamp, Sample{}, Options{Access: Advise})
 		must(t, err)
 		must(t, all[i].Read([]Range{{0, 10, 0}}, func(_ int, raw []byte) error {
 			if string(raw) != "\x00\x01\x02\x03\x04\x05\x06\x07\x08\x09" {
@@ -151,10 +152,11 @@ func TestMappingsLeaveAddressSpace(t *testing.T) {
 	path, stamp := writeCounting(t, size)
 	limit := uint64(process.AddressSpace(os.Getpid()) + 512<<20)
 	must(t, unix.Setrlimit(unix.RLIMIT_AS, &unix.Rlimit{Cur: limit, Max: limit}))
+	maps := new(counts.Maps)
 	for _, access := range []Access{Advise, Remap} {
 		var all []*File
 		for range 512 << 20 / size {
-			f, err := New(path, stamp, Sample{}, access, false)
+			f, err := New(path, stamp, Sample{}, Options{Access: access, Maps: maps})
 			must(t, err)
 			must(t, f.Read([]Range{{0, size, 0}}, func(_ int, raw []byte) error {
 				if len(raw) != size || raw[size-1] != 255 {
@@ -172,8 +174,8 @@ func TestMappingsLeaveAddressSpace(t *testing.T) {
 			t.Errorf("%d bytes stay mapped", n)
 		}
 	}
-	if Maps.Mapped.Load() == 0 || Maps.Unmapped.Load() == 0 {
-		t.Errorf("%d reads mapped the file, and %d could not; want both", Maps.Mapped.Load(), Maps.Unmapped.Load())
+	if maps.Mapped.Load() == 0 || maps.Unmapped.Load() == 0 {
+		t.Errorf("%d reads mapped the file, and %d could not; want both", maps.Mapped.Load(), maps.Unmapped.Load())
 	}
 }
 
@@ -191,7 +193,7 @@ func TestKeptDescriptorsAreBounded(t *testing.T) {
 	}
 	for i := range all {
 		var err error
-		all[i], err = New(path, stamp, Sample{}, StayOpen, false)
+		all[i], err = New(path, stamp, Sample{}, Options{Access: Pread, StayOpen: true})
 		must(t, err)
 		read(all[i])
 	}
@@ -206,7 +208,7 @@ func TestKeptDescriptorsAreBounded(t *testing.T) {
 func TestAdvisedPagesAreReleased(t *testing.T) {
 	const size = 64 << 20
 	path, stamp := writeCounting(t, size)
-	f, err := New(path, stamp, Sample{}, Advise, false)
+	f, err := New(path, stamp, Sample{}, Options{Access: Advise})
 	must(t, err)
 	defer f.Release()
 	var readers sync.WaitGroup

@@ -68,7 +68,7 @@ func (f *File) readAdvised(ranges []Range, visit func(int, []byte) error) error 
 		return err
 	}
 	defer m.release()
-	Maps.Mapped.Add(1)
+	f.opts.Maps.Mapped.Add(1)
 	for chunk := range slices.Chunk(ranges, maxRanges) {
 		if err = f.visitKept(m, chunk, visit); err != nil {
 			break
@@ -90,7 +90,7 @@ func (f *File) visitKept(m *keptMapping, ranges []Range, visit func(int, []byte)
 	for i := 0; i < len(ranges) && err == nil; i++ {
 		err = f.visitMapped(m.bytes, -1, ranges[i], unix.MADV_POPULATE_READ, visit)
 	}
-	m.leave(read, ranges, f.dropPageCache)
+	m.leave(read, ranges, f.opts.DropPageCache)
 	if len(read.drop) > 0 {
 		if fd, err := f.open(); err == nil {
 			for _, r := range read.drop {

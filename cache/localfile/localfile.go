@@ -5,9 +5,12 @@ package localfile
 import (
 	"cmp"
 	"fmt"
+	"log/slog"
 	"slices"
 	"syscall"
 	"time"
+
+	"batchfs/cache/counts"
 )
 
 // An Access is a way to read a file. All return the same bytes, but differ in cost and in what
@@ -22,10 +25,18 @@ const (
 	Advise Access = "advise"
 	// Pread opens the file in every read, and reads each range with pread(2).
 	Pread Access = "pread"
-	// StayOpen keeps a descriptor and reads with pread(2). It suits files with many small reads,
-	// such as cache blocks: mapping or opening the file each time would cost more than the read.
-	StayOpen Access = "pread, open"
 )
+
+// Options say how a file is read.
+type Options struct {
+	Access Access
+	// StayOpen keeps a descriptor between reads with Pread. It suits files with many small reads,
+	// such as cache blocks: opening the file each time would cost more than the read.
+	StayOpen      bool
+	DropPageCache bool         // whether each read drops its pages from the page cache
+	Maps          *counts.Maps // counts reads with Remap and Advise; nil: they are not counted
+	Log           *slog.Logger // log of the first file that cannot be mapped; nil: none
+}
 
 // A Range is the bytes [From, To) of a blob. The caller chooses the meaning of Index.
 type Range struct {

@@ -2,7 +2,6 @@ package localfile
 
 import (
 	"errors"
-	"log/slog"
 	"os"
 	"runtime/debug"
 	"slices"
@@ -12,7 +11,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"batchfs/cache/counts"
 	"batchfs/internal/process"
 )
 
@@ -21,12 +19,6 @@ import (
 // are slower than one at a time. Other reads use pread and do not wait, even if a page fault hangs
 // with the lock held.
 var remapping sync.Mutex
-
-// A worker replaces these before the first read.
-var (
-	Maps = new(counts.Maps) // reads of this process under Remap and Advise
-	Log  = slog.New(slog.DiscardHandler)
-)
 
 const (
 	// minMapped is the least average size of ranges that are mapped, in bytes. Copying shorter ones
@@ -54,7 +46,7 @@ func (f *File) visitRemapped(fd int, ranges []Range, visit func(int, []byte) err
 		return f.visitCopies(fd, ranges, visit)
 	}
 	if !remapping.TryLock() {
-		Maps.Busy.Add(1)
+		f.opts.Maps.Busy.Add(1)
 		return f.visitCopies(fd, ranges, visit)
 	}
 	defer remapping.Unlock()
@@ -71,7 +63,7 @@ func (f *File) visitRemapped(fd int, ranges []Range, visit func(int, []byte) err
 		}
 		visited += len(chunk)
 	}
-	Maps.Mapped.Add(1)
+	f.opts.Maps.Mapped.Add(1)
 	for _, r := range ranges { // only after munmap: mapped pages are not dropped
 		f.dropPages(fd, r)
 	}
@@ -160,9 +152,9 @@ var logUnmapped sync.Once
 // recordUnmapped counts a read that uses pread because its file could not be mapped, and logs the
 // first one.
 func (f *File) recordUnmapped(err unmappedError) {
-	Maps.Unmapped.Add(1)
+	f.opts.Maps.Unmapped.Add(1)
 	logUnmapped.Do(func() {
-		Log.Warn("a token file cannot be mapped, so it is read with pread, which returns the same bytes; status.json counts such reads",
+		f.opts.Log.Warn("a token file cannot be mapped, so it is read with pread, which returns the same bytes; status.json counts such reads",
 			"file", f.Path(), "err", error(err))
 	})
 }

@@ -7,9 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An openedFile is a descriptor that a File keeps between reads under StayOpen. It is closed once
-// neither the File nor a read refers to it, so a read must keep it alive (runtime.KeepAlive) while
-// it uses fd.
+// An openedFile is a descriptor that a File keeps between reads if Options.StayOpen is set. It is
+// closed once neither the File nor a read refers to it, so a read must keep it alive
+// (runtime.KeepAlive) while it uses fd.
 type openedFile struct{ fd int }
 
 // descriptors counts the descriptors that all files keep, up to maxDescriptors in the process,

@@ -103,7 +103,8 @@ func (o *Opener) leaveOutEmpty(s *config.Split, i int, files *config.SourceFiles
 // cacheOptions returns how to open array n of source i; array 0 is the main one.
 func cacheOptions(s *config.Split, opener *Opener, i, n int, h vocabHint) cache.Options {
 	m := opener.Config.Memory
-	opts := cache.Options{Remote: opener.Remote, Follow: s.OnChange == "follow", Join: s.Join, Access: m.Access, DropPageCache: m.PageCache == "drop"}
+	reading := localfile.Options{Access: m.Access, DropPageCache: m.PageCache == "drop", Maps: opener.maps, Log: opener.log}
+	opts := cache.Options{Remote: opener.Remote, Follow: s.OnChange == "follow", Join: s.Join, Reading: reading}
 	if n == 0 {
 		opts.Format, opts.Tensor, opts.DType, opts.Axes, opts.GuessedDType = s.Format, s.Tensor, s.TokenDType, s.Shape, !s.IsSet("token_dtype")
 		if opts.GuessedDType {
@@ -120,8 +121,8 @@ func cacheOptions(s *config.Split, opener *Opener, i, n int, h vocabHint) cache.
 		return opts
 	}
 	// A mapping costs as much for the few bytes of a mask as for the tokens.
-	if opts.Access == localfile.Remap {
-		opts.Access = localfile.Pread
+	if opts.Reading.Access == localfile.Remap {
+		opts.Reading.Access = localfile.Pread
 	}
 	b := s.AlignedOf(i)[n-1]
 	opts.Format, opts.Tensor, opts.DType, opts.Axes, opts.AlignedArray = b.Format, b.Tensor, b.DType, b.Shape, b.Name

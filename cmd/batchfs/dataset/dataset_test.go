@@ -167,7 +167,7 @@ func TestSequencePath(t *testing.T) {
 			paths = append(paths, "dtype=int64,layout=tokens")
 		}
 		for _, path := range paths {
-			served, err := withPath(newMountedSplit(d, newWatcher(d), nil), path)
+			served, err := withPath(newMountedSplit(d, testWatcher(d), "", nil), path)
 			if err != nil && d.Split.Order == "torch-2.6" {
 				continue // a torch state fits one order only
 			}
@@ -214,10 +214,13 @@ func TestPathThatCannotBeServed(t *testing.T) {
 func onlyMountedSplit(t testing.TB, text string) *MountedSplit {
 	t.Helper()
 	d := mustOpen(t, text)[0]
-	w := newWatcher(d)
-	w.opener, w.log = NewOpener(&config.Config{Memory: config.Memory{Access: "pread", PageCache: "keep"}}), slog.New(slog.DiscardHandler)
-	w.publish = func(*Dataset) error { return nil }
-	return newMountedSplit(d, w, nil)
+	return newMountedSplit(d, testWatcher(d), "", nil)
+}
+
+// testWatcher returns a watcher that publishes nothing.
+func testWatcher(d *Dataset) *watcher {
+	o := NewOpener(&config.Config{Memory: config.Memory{Access: "pread", PageCache: "keep"}})
+	return newWatcher(d, o, slog.New(slog.DiscardHandler), func(*Dataset) error { return nil })
 }
 
 // If a change cannot be followed, reads fail with ESTALE and the reason, until the file is

@@ -15,17 +15,18 @@ import (
 // A MountedSplit is a split, possibly under the settings of a path, as a mount serves it: an
 // [fs.Split]. It is safe for concurrent use.
 type MountedSplit struct {
-	watch   *watcher
-	shared  *state.Shared             // records which rows are read
-	current atomic.Pointer[BatchList] // replaced with mu held
+	watch      *watcher
+	mountpoint string                    // part of the names of working sets
+	shared     *state.Shared             // records which rows are read
+	current    atomic.Pointer[BatchList] // replaced with mu held
 
 	mu       sync.Mutex // held while onChange is called
 	onChange func(fs.BatchList)
 }
 
-func newMountedSplit(d *Dataset, w *watcher, shared *state.Shared) *MountedSplit {
-	s := &MountedSplit{watch: w, shared: shared, onChange: func(fs.BatchList) {}}
-	s.current.Store(newBatchList(d, w.mountpoint, shared))
+func newMountedSplit(d *Dataset, w *watcher, mountpoint string, shared *state.Shared) *MountedSplit {
+	s := &MountedSplit{watch: w, mountpoint: mountpoint, shared: shared, onChange: func(fs.BatchList) {}}
+	s.current.Store(newBatchList(d, mountpoint, shared))
 	return s
 }
 
@@ -42,7 +43,7 @@ func (s *MountedSplit) With(settings string) (fs.Split, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newMountedSplit(d, s.watch, s.shared), nil
+	return newMountedSplit(d, s.watch, s.mountpoint, s.shared), nil
 }
 
 // Latest returns the batches of the token files that the watcher has opened last. If no batch can
@@ -66,7 +67,7 @@ func (s *MountedSplit) follow(d *Dataset) (*BatchList, error) {
 			return old, fmt.Errorf("the token files changed, and these settings do not fit the new ones: %w (%w)", err, syscall.ESTALE)
 		}
 	}
-	b := newBatchList(d, s.watch.mountpoint, s.shared)
+	b := newBatchList(d, s.mountpoint, s.shared)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if now := s.current.Load(); now.Version >= d.Version { // another request was faster

@@ -121,7 +121,7 @@ func TestWorkersServeWhatOpens(t *testing.T) {
 func mountedSplits(t *testing.T, all []*Dataset, paths []string) map[string]*MountedSplit {
 	var served []*MountedSplit
 	for _, d := range all {
-		served = append(served, newMountedSplit(d, newWatcher(d), nil))
+		served = append(served, newMountedSplit(d, testWatcher(d), "", nil))
 	}
 	return mountedUnder(t, served, paths)
 }

@@ -1,11 +1,14 @@
 package dataset
 
 import (
+	"log/slog"
+
 	"batchfs/cache/blob"
 	"batchfs/cache/blocks"
 	"batchfs/cache/counts"
 	"batchfs/cache/store"
 	"batchfs/cmd/batchfs/config"
+	"batchfs/fs/state"
 	"batchfs/sampler"
 )
 
@@ -15,6 +18,9 @@ type Opener struct {
 	Config *config.Config
 	Remote *blob.Remote // must not change after the first object is opened
 	Tables *sampler.Tables
+
+	maps *counts.Maps // see localfile.Options; nil unless the opener is for a mount
+	log  *slog.Logger // likewise
 }
 
 // NewOpener returns an opener for c, which must not change afterwards. It opens nothing yet.
@@ -32,4 +38,15 @@ func NewOpener(c *config.Config) *Opener {
 		},
 		Tables: sampler.NewTables(portions.Tables),
 	}
+}
+
+// NewMountOpener is like NewOpener, for the worker of a mount: it counts reads in shared, and logs
+// what is wrong with files and with the cache directory.
+func NewMountOpener(c *config.Config, shared *state.Shared, log *slog.Logger) *Opener {
+	o := NewOpener(c)
+	o.maps, o.log = &shared.Maps, log
+	o.Remote.Log = log
+	o.Remote.Store.Counts = &shared.Store
+	o.Remote.Blocks.Counts = blocks.Counts{Blocks: &shared.Blocks, Writes: &shared.Writes}
+	return o
 }

@@ -16,8 +16,7 @@ func (s *Snapshot) Readable(split *config.Split, o *Opener) (*Dataset, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := newWatcher(d)
-	w.opener, w.log, w.publish = o, slog.New(slog.DiscardHandler), func(*Dataset) error { return nil }
+	w := newWatcher(d, o, slog.New(slog.DiscardHandler), func(*Dataset) error { return nil })
 	w.pass()
 	v := w.view.Load()
 	if v.err != nil {

@@ -161,9 +161,7 @@ func (s *Snapshot) MountedSplits(o *Opener, log *slog.Logger, shared *state.Shar
 		if err != nil {
 			return nil, err
 		}
-		w := newWatcher(d)
-		w.mountpoint, w.opener, w.log, w.publish = s.Mountpoint, o, log, changed
-		all = append(all, newMountedSplit(d, w, shared))
+		all = append(all, newMountedSplit(d, newWatcher(d, o, log, changed), s.Mountpoint, shared))
 	}
 	return all, nil
 }

@@ -30,9 +30,8 @@ import (
 // A watcher is safe for concurrent use. The first request starts the goroutine, which ends after a
 // minute without requests.
 type watcher struct {
-	mountpoint string
-	opener     *Opener
-	log        *slog.Logger
+	opener *Opener
+	log    *slog.Logger
 	// publish hands a new dataset to later workers, before any request uses it.
 	publish func(*Dataset) error
 
@@ -94,8 +93,11 @@ const (
 	lastRequestPrecision = 100 * time.Millisecond // resolution of lastRequest
 )
 
-func newWatcher(d *Dataset) *watcher {
-	w := &watcher{checkNow: make(chan struct{}, 1), nextPass: make(chan struct{}), lastPass: clock.Now()}
+func newWatcher(d *Dataset, o *Opener, log *slog.Logger, publish func(*Dataset) error) *watcher {
+	w := &watcher{
+		opener: o, log: log, publish: publish,
+		checkNow: make(chan struct{}, 1), nextPass: make(chan struct{}), lastPass: clock.Now(),
+	}
 	w.view.Store(&view{dataset: d})
 	return w
 }

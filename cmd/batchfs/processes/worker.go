@@ -10,8 +10,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"batchfs/cache/blocks"
-	"batchfs/cache/localfile"
 	"batchfs/cmd/batchfs/command"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/metrics"
@@ -75,12 +73,7 @@ func runWorker(w *supervise.Worker, version string, isRestart bool) (err error) 
 	}
 	log, flush := newLog(os.Stderr, c.Log, snapshot.Mountpoint)
 	defer flush()
-	o := dataset.NewOpener(c)
-	o.Remote.Log = log
-	o.Remote.Store.Counts = &w.Shared.Store
-	localfile.Maps = &w.Shared.Maps
-	localfile.Log = log
-	o.Remote.Blocks.Counts = blocks.Counts{Blocks: &w.Shared.Blocks, Writes: &w.Shared.Writes}
+	o := dataset.NewMountOpener(c, w.Shared, log)
 	splits, err := snapshot.MountedSplits(o, log, w.Shared, w.Publish)
 	if err != nil {
 		return err

@@ -202,7 +202,8 @@ func (c *check) open(openers []*dataset.Opener) error {
 func (c *check) openArray(s *splitArray) {
 	c.arrays = append(c.arrays, s)
 	o := s.Options
-	o.Access, o.VocabSize, o.BOS = localfile.StayOpen, 0, nil // tokens are compared later
+	o.Reading.Access, o.Reading.StayOpen = localfile.Pread, true
+	o.VocabSize, o.BOS = 0, nil // tokens are compared later
 	for _, path := range s.Files {
 		f := &checkedFile{splitArray: s, path: path}
 		s.files, c.files = append(s.files, f), append(c.files, f)

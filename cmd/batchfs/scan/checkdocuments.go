@@ -36,7 +36,7 @@ func (f *checkedFile) openDocuments() (*cache.Array, error) {
 	if o.BOS == nil {
 		o.Documents = cache.DocumentsIndexed
 	}
-	o.Access, o.VocabSize, o.BOS = localfile.Pread, 0, nil
+	o.Reading.Access, o.VocabSize, o.BOS = localfile.Pread, 0, nil
 	return cache.Open([]string{f.path}, o)
 }
 
