@@ -51,11 +51,8 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Split, o Options) er
 	if err := o.Promoted(); err != nil {
 		return err
 	}
-	t, err := newTree(mountpoint, splits, w.Shared, log, o)
-	if err != nil {
-		return err
-	}
-	guarded := guard.New(t, guard.Options{
+	var t *tree
+	guarded, err := guard.New(guard.Options{
 		Splits:     len(splits),
 		ReplyBytes: o.Memory.ReplyBytes,
 		Shared:     w.Shared,
@@ -64,8 +61,13 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Split, o Options) er
 		Panicked:   panicked,
 		IsKilled:   isKilled,
 		Stalled:    func(split int) time.Duration { return t.sequences.peek(split).Stalled() },
+	}, func(g *guard.Guard) (_ guard.FileSystem, err error) {
+		t, err = newTree(mountpoint, splits, w.Shared, g, log, o)
+		return t, err
 	})
-	t.prefetcher.permits = guarded
+	if err != nil {
+		return err
+	}
 	front.RawFileSystem = guarded
 	if w.Shared.Workers.Add(1) > 1 {
 		failpoint.Hit("succeed")

@@ -23,8 +23,9 @@ var canceled = func() <-chan struct{} {
 
 // guarded returns a Guard whose requests never time out.
 func (t *tree) guarded(splits int) *guard.Guard {
-	return guard.New(t, guard.Options{Splits: splits, ReplyBytes: t.opts.Memory.ReplyBytes, Shared: t.shared, Timeout: time.Hour,
-		Panicked: func(any) fuse.Status { return fuse.EIO }})
+	g, _ := guard.New(guard.Options{Splits: splits, ReplyBytes: t.opts.Memory.ReplyBytes, Shared: t.shared, Timeout: time.Hour,
+		Panicked: func(any) fuse.Status { return fuse.EIO }}, func(*guard.Guard) (guard.FileSystem, error) { return t, nil })
+	return g
 }
 
 // A READ that times out uses up no number: the next reader gets it, whether the handler took it

@@ -46,7 +46,7 @@ type tree struct {
 const forever = time.Duration(1<<31) * time.Second
 
 // newTree returns a tree that continues from the shared state, which no other worker may be using.
-func newTree(mountpoint string, splits []Split, shared *state.Shared, log *limitedLog, o Options) (*tree, error) {
+func newTree(mountpoint string, splits []Split, shared *state.Shared, p permits, log *limitedLog, o Options) (*tree, error) {
 	sequences, err := newSequenceTable(splits, shared, o.Access, o.Log)
 	if err != nil {
 		return nil, err
@@ -58,7 +58,7 @@ func newTree(mountpoint string, splits []Split, shared *state.Shared, log *limit
 		sequences:     sequences,
 		readme:        renderReadme(mountpoint, splits),
 		texts:         textCache{maxBytes: o.Memory.TextBytes, byHandle: map[uint64][]byte{}},
-		prefetcher:    &prefetcher{depth: o.Memory.PrefetchBatches, maxBytes: o.Memory.PrefetchBytes, log: log},
+		prefetcher:    &prefetcher{depth: o.Memory.PrefetchBatches, maxBytes: o.Memory.PrefetchBytes, permits: p, log: log},
 		log:           log,
 		opts:          o,
 	}

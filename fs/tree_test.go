@@ -17,6 +17,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"batchfs/cache/array"
+	"batchfs/fs/guard"
 	"batchfs/fs/state"
 	"batchfs/internal/testwait"
 )
@@ -158,11 +159,15 @@ func takeOver(t testing.TB, shared *state.Shared, splits ...Split) *tree {
 		}},
 		Timeout: time.Minute, Log: log,
 	}
-	tr, err := newTree("/mnt", splits, shared, newLimitedLog(log), o)
+	var tr *tree
+	_, err := guard.New(guard.Options{Splits: len(splits), ReplyBytes: o.Memory.ReplyBytes, Shared: shared, Timeout: time.Hour},
+		func(g *guard.Guard) (_ guard.FileSystem, err error) {
+			tr, err = newTree("/mnt", splits, shared, g, newLimitedLog(log), o)
+			return tr, err
+		})
 	if err != nil {
 		t.Fatal(err)
 	}
-	tr.prefetcher.permits = tr.guarded(len(splits))
 	return tr
 }
 

@@ -147,11 +147,14 @@ const (
 
 var errExhausted = fmt.Errorf("gave up on a request: %d workers crashed before they could answer it", state.MaxAttempts+1)
 
-// New returns a Guard that wraps inner. The caller must call Run in a goroutine.
-func New(inner FileSystem, o Options) *Guard {
+// New returns a Guard that wraps the file system that makeInner returns. makeInner gets the Guard,
+// for permits to prefetch. The caller must call Run in a goroutine.
+func New(o Options, makeInner func(*Guard) (FileSystem, error)) (g *Guard, err error) {
 	o.Shared.Gauges.Waiting.Store(0)
 	o.Shared.ReplyBytes.Store(0)
-	return &Guard{FileSystem: inner, opts: o, splits: newSplits(o.Splits, o.ReplyBytes)}
+	g = &Guard{opts: o, splits: newSplits(o.Splits, o.ReplyBytes)}
+	g.FileSystem, err = makeInner(g)
+	return g, err
 }
 
 func (o *Options) tickInterval() time.Duration { return min(o.Timeout/8, longWait/4) }

@@ -153,12 +153,12 @@ func newTestGuard(t *testing.T, splits int, replyBytes int64) *testGuard {
 		shared.Add(shared.NewNumber(), fmt.Sprint("split", n+1), 0, 0)
 	}
 	g := &testGuard{disk: &hangingDisk{RawFileSystem: fuse.NewDefaultRawFileSystem()}}
-	g.Guard = New(g.disk, Options{
+	g.Guard, _ = New(Options{
 		Splits: splits, ReplyBytes: replyBytes, Shared: shared, Timeout: 2 * time.Second,
 		SendError: func(id uint64, errno syscall.Errno) { g.errors.Store(id, errno) },
 		Panicked:  func(any) fuse.Status { g.panics++; return fuse.EIO },
 		IsKilled:  func(thread uint32) bool { _, killed := g.killed.Load(thread); return killed },
-	})
+	}, func(*Guard) (FileSystem, error) { return g.disk, nil })
 	return g
 }
 
