@@ -83,6 +83,7 @@ func TestImports(t *testing.T) {
 		"github.com/moby/sys/mountinfo":  {"fs/mount"},
 		"github.com/BurntSushi/toml":     {"cmd/batchfs/config"},
 		"golang.org/x/text":              {"cmd/batchfs/prepare/bpe"},
+		"golang.org/x/crypto":            {"cmd/batchfs/prepare"},
 		"github.com/schollz/progressbar": {"cmd/batchfs/terminal"},
 		"github.com/prometheus":          {"cmd/batchfs/metrics"},
 		"charm.land/bubbletea":           {"cmd/batchfs/top"},

@@ -16,6 +16,8 @@ type column struct {
 	isUTF8  bool      // whether the schema says that these are UTF-8
 	needed  bool      // whether a field leads to it
 
+	isInteger bool // whether its values are integers
+
 	index   int // among the leaves of a parquet file, or the members of a struct of Arrow
 	parquet parquetLevels
 }
@@ -67,7 +69,7 @@ func (c *column) leaves() (all []*column) {
 
 // rowsAreTexts reports whether a single field leads to the text of each row. Otherwise, rows become
 // lines of JSON.
-func (e *encoding) rowsAreTexts() bool { return !e.masked && !e.fields[0].inList() }
+func (e *encoding) rowsAreTexts() bool { return !e.ids && !e.masked && !e.fields[0].inList() }
 
 // selectColumns removes the columns of a schema that the fields do not need: all but those with
 // their texts, or with the first list on the way to these.
@@ -75,16 +77,25 @@ func (e *encoding) selectColumns(schema *column) error {
 	for _, f := range e.fields {
 		path := keysOf(schema, f.names(0), (*column).member)
 		if path == nil {
-			return fmt.Errorf("has no column %s, only %s: choose one with --field or --mask", f, strings.Join(schema.paths(""), ", "))
+			return fmt.Errorf("has no column %s, only %s: choose one with %s", f, strings.Join(schema.paths(""), ", "), f.options)
 		}
-		c := schema
+		c, parent := schema, schema
 		for _, name := range path {
+			parent = c
 			c, _ = c.member(name)
 		}
-		if e.rowsAreTexts() && !c.isText {
+		switch {
+		case e.rowsAreTexts() && !c.isText:
 			return fmt.Errorf("column %s does not have one text for each row: choose another one with --field", f)
+		case e.ids && (c.element == nil || !c.element.isInteger):
+			return fmt.Errorf("column %s does not have a list of integers for each row: choose another one with --ids", f)
 		}
 		c.needed = true
+		for _, name := range []string{attentionField, labelsField} {
+			if other, ok := parent.member(name); ok && e.ids {
+				other.needed = true
+			}
+		}
 	}
 	schema.prune()
 	return nil

@@ -81,10 +81,18 @@ func (w *encodeWorker) appendText(out *encodedTokens, t []byte, mask byte, begin
 }
 
 func (w *encodeWorker) appendTokens(out *encodedTokens, tokens []uint32, mask byte) {
-	at := len(out.tokens)
-	out.tokens = slices.Grow(out.tokens, len(tokens)*w.encoding.width)[:at+len(tokens)*w.encoding.width]
-	to := out.tokens[at:]
-	if w.encoding.width == 2 {
+	out.tokens = appendLittleEndian(out.tokens, tokens, w.encoding.width)
+	if w.encoding.masked {
+		out.mask = append(out.mask, bytes.Repeat([]byte{mask}, len(tokens))...)
+	}
+}
+
+// appendLittleEndian appends tokens of width bytes each.
+func appendLittleEndian(raw []byte, tokens []uint32, width int) []byte {
+	at := len(raw)
+	raw = slices.Grow(raw, len(tokens)*width)[:at+len(tokens)*width]
+	to := raw[at:]
+	if width == 2 {
 		for i, token := range tokens {
 			binary.LittleEndian.PutUint16(to[2*i:], uint16(token))
 		}
@@ -93,9 +101,7 @@ func (w *encodeWorker) appendTokens(out *encodedTokens, tokens []uint32, mask by
 			binary.LittleEndian.PutUint32(to[4*i:], token)
 		}
 	}
-	if w.encoding.masked {
-		out.mask = append(out.mask, bytes.Repeat([]byte{mask}, len(tokens))...)
-	}
+	return raw
 }
 
 // countLacking counts the bytes that the vocabulary lacks in the text that was encoded last.

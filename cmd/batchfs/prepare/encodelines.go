@@ -25,7 +25,7 @@ func (w *encodeWorker) encodeLines(ch *chunk, piece *textPiece) error {
 }
 
 // encodeLine encodes the document of a line. unit and number say where it is, such as line 7.
-func (w *encodeWorker) encodeLine(ch *chunk, in *input, line []byte, unit string, number int64) error {
+func (w *encodeWorker) encodeLine(ch *chunk, in *input, line jsontext.Value, unit string, number int64) error {
 	if !utf8.Valid(line) {
 		switch {
 		case w.encoding.replaceInvalid:
@@ -39,7 +39,11 @@ func (w *encodeWorker) encodeLine(ch *chunk, in *input, line []byte, unit string
 		}
 	}
 	ch.notes.Lines++
-	texts, counted, err := w.lineTexts(line)
+	encode := w.encodeTexts
+	if w.encoding.ids {
+		encode = w.encodeIDs
+	}
+	err := encode(ch, in, line, unit, number)
 	if unusable, ok := errors.AsType[unusableError](err); ok {
 		if w.encoding.skipInvalid {
 			ch.notes.addUnusable(unusable.kind, location(unit, number, in))
@@ -47,6 +51,11 @@ func (w *encodeWorker) encodeLine(ch *chunk, in *input, line []byte, unit string
 		}
 		return fmt.Errorf("%w; to leave such %ss out, use --invalid skip", err, unit)
 	}
+	return err
+}
+
+func (w *encodeWorker) encodeTexts(ch *chunk, in *input, line jsontext.Value, unit string, number int64) error {
+	texts, counted, err := w.lineTexts(line)
 	if err != nil {
 		return err
 	}

@@ -10,8 +10,9 @@ import (
 // A field is a path to texts in a line of JSON, or to a column.
 type field struct {
 	path     []step
-	mask     byte // 0 or 1
-	excluded bool // whether a condition of the path does not hold for the current list element
+	mask     byte   // 0 or 1
+	options  string // that choose such a field, for messages
+	excluded bool   // whether a condition of the path does not hold for the current list element
 }
 
 // A step of a path leads from an object to a member, or from a list to its elements.
@@ -25,7 +26,7 @@ type step struct {
 
 // newField parses a path such as meta.body, messages.*.content or messages[role=assistant].content.
 func newField(path string, mask byte) field {
-	f := field{mask: mask}
+	f := field{mask: mask, options: "--field or --mask"}
 	text := ""
 	for i, part := range strings.Split(path, ".") {
 		if i > 0 {

@@ -69,9 +69,11 @@ func member(object jsontext.Value, name string, other func(name []byte, value js
 		if err != nil {
 			return nil, err
 		}
-		switch end := d.InputOffset(); {
+		end := d.InputOffset()
+		next = object[end-int64(len(next)) : end]
+		switch {
 		case found:
-			value = object[end-int64(len(next)) : end]
+			value = next
 		case other != nil:
 			other(another, next)
 		}

@@ -29,8 +29,9 @@ func (p *plan) checkSplits(made [len(splits)]vocabulary.Split, n *notes) error {
 	return p.encoding.checkMask(n, maskOnes(made[0]))
 }
 
-// manifest returns the content of vocab.json for these splits.
-func (p *plan) manifest(made [len(splits)]vocabulary.Split, n *notes) *vocabulary.Manifest {
+// manifest returns the content of vocab.json for these splits. eotAt is the position of the
+// end-of-text token, if no document has others.
+func (p *plan) manifest(made [len(splits)]vocabulary.Split, eotAt string, n *notes) *vocabulary.Manifest {
 	m := &vocabulary.Manifest{
 		Tokenizer: p.encoding.tokenizer.Name(), Format: p.settings.Format, Run: p.digest(), Notes: n.lines(p),
 		Splits:     map[string]vocabulary.Split{},
@@ -48,10 +49,13 @@ func (p *plan) manifest(made [len(splits)]vocabulary.Split, n *notes) *vocabular
 		eot := uint32(p.encoding.eot)
 		m.EOT = &eot
 		if made[0].EOTInside == 0 && made[1].EOTInside == 0 {
-			m.EOTAt = p.settings.EOT
+			m.EOTAt = eotAt
 		}
 	}
-	if m.Kind != vocabulary.Char && m.Kind != vocabulary.Byte {
+	switch {
+	case p.settings.VocabSize > 0:
+		m.Kind, m.EOTAt = vocabulary.IDs, ""
+	case m.Kind != vocabulary.Char && m.Kind != vocabulary.Byte:
 		m.Kind = vocabulary.BPE
 	}
 	for token := range uint32(p.encoding.tokenizer.Size()) {

@@ -206,8 +206,12 @@ func (n *notes) lines(p *plan) (lines []string) {
 			lines = append(lines, fmt.Sprintf(format, args...))
 		}
 	}
-	add(n.Empty.Documents, "left out because they have no text: %s; the first is %s; if they should have some, check --field or --mask",
-		terminal.Plural(n.Empty.Documents, "document", "documents"), n.Empty.First)
+	what, options := "text", "--field or --mask"
+	if p.encoding.ids {
+		what, options = "ids", "--ids"
+	}
+	add(n.Empty.Documents, "left out because they have no %s: %s; the first is %s; if they should have some, check %s",
+		what, terminal.Plural(n.Empty.Documents, "document", "documents"), n.Empty.First, options)
 	add(n.Replaced.Documents, "not valid UTF-8: %s, in which U+FFFD replaced each invalid part; the first is %s",
 		terminal.Plural(n.Replaced.Documents, "document", "documents"), n.Replaced.First)
 	unit, units := unitsOf(p.inputs)
@@ -243,6 +247,10 @@ func (e *encoding) checkMask(n *notes, ones int64) error {
 	hint := ""
 	if len(n.Unnamed) > 0 {
 		hint = "; messages that no part names: " + n.Unnamed.String()
+	}
+	if e.ids && e.masked && ones == 0 {
+		return fmt.Errorf("%s is %d for all tokens of train, so there is nothing to learn: give some tokens their id as label, or remove the field",
+			labelsField, ignoredLabel)
 	}
 	unmatched := e.unmatched(n)
 	switch i := slices.IndexFunc(unmatched, wantsOnes); {

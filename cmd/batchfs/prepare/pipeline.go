@@ -62,7 +62,8 @@ type encodedTokens struct {
 	mask   []byte  // one byte per token, if masked
 	ends   []int64 // ends of documents, in tokens
 
-	eotInside int64 // end-of-text tokens in the texts
+	eotInside          int64 // end-of-text tokens in the texts, or all of them with --ids
+	eotBegins, eotEnds int64 // documents that begin or end with one, with --ids
 }
 
 // chunks recycles the memory of chunks, because on many processors the heap would grow a lot while
@@ -179,6 +180,8 @@ type encodeWorker struct {
 	val       valRule
 	encoder   encoder
 	scratch   []uint32
+	ids       []int64 // of a row, with its mask and the bytes of its tokens; their memory is reused
+	mask, raw []byte
 	notes     *notes // counts in the current chunk or line
 	lineNotes notes  // counts of fieldTexts, whose memory is reused
 	joinNames bool   // whether names of fields that are separated by dots may be one key

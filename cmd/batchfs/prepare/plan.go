@@ -2,15 +2,18 @@ package prepare
 
 import (
 	"cmp"
+	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"math"
 	"os"
 	"slices"
 	"strings"
 
 	"github.com/bmatcuk/doublestar/v4"
+	"golang.org/x/crypto/blake2b"
 
 	"batchfs/cmd/batchfs/vocabulary"
 )
@@ -38,6 +41,8 @@ type settings struct {
 	ValFiles    string      `json:"val_files,omitempty"`
 	Format      string      `json:"format"`
 	ShardTokens int64       `json:"shard_tokens"`
+	IDs         string      `json:"ids,omitempty"`
+	VocabSize   int64       `json:"vocab_size,omitempty"`
 }
 
 // An encoding says how documents become tokens.
@@ -46,7 +51,9 @@ type encoding struct {
 	width          int // bytes per token
 	fields         []field
 	hasDots        bool // whether a field has several names in a row
+	ids            bool // whether the first field leads to lists of ids instead of texts
 	masked         bool
+	first          string       // with ids, the first row, which decides whether rows have labels
 	eot            int64        // end-of-text token, or -1
 	eotBegins      bool         // whether eot begins documents instead of ending them
 	replaceInvalid bool         // whether to replace invalid bytes by U+FFFD
@@ -63,10 +70,14 @@ type valRule struct {
 	start    int64   // offset of val in a single text; 0 if each document is chosen by its hash
 }
 
-// newPlan returns the plan for inputs.
-func newPlan(s settings, e encoding, inputs []*input) (*plan, error) {
+// newPlan returns the plan for inputs. With --ids, it reads the first row of them.
+func newPlan(ctx context.Context, s settings, e encoding, inputs []*input) (*plan, error) {
 	p := &plan{settings: s, inputs: inputs, encoding: e, val: valRule{fraction: s.Val}}
-	return p, cmp.Or(chooseValFiles(inputs, s.ValFiles), p.checkInputs())
+	err := cmp.Or(chooseValFiles(inputs, s.ValFiles), p.checkInputs())
+	if err == nil && e.ids {
+		err = p.lookForLabels(ctx)
+	}
+	return p, err
 }
 
 // complete checks the settings, and sets those that depend on others.
@@ -89,6 +100,9 @@ func (s *settings) complete() error {
 	case s.ShardTokens < 0:
 		return fmt.Errorf("--shard-tokens: must be 0 or more (got %d)", s.ShardTokens)
 	}
+	if err := s.completeIDs(); err != nil {
+		return err
+	}
 	if s.Format == "llm.c" && s.ShardTokens == 0 {
 		s.ShardTokens = 100_000_000
 	}
@@ -104,6 +118,10 @@ func newEncoding(s *settings) (e encoding, err error) {
 		anyBytes: s.By == vocabulary.Byte, fields: []field{newField(s.Field, 0)}, masked: s.Mask != ""}
 	if !s.Special {
 		e.nameStarts = nameStarts(t)
+	}
+	if s.IDs != "" {
+		e.ids, e.fields = true, []field{newField(s.IDs, 1)}
+		e.fields[0].options = "--ids"
 	}
 	if e.masked {
 		e.fields, err = maskFields(s.Mask)
@@ -143,6 +161,11 @@ func (p *plan) checkInputs() error {
 		switch {
 		case p.settings.As == "" && kind != nil && !(kind.binary && p.encoding.leavesOutBinary()):
 			return fmt.Errorf("%s: %w", in.path, kind.refused())
+		case in.format == textFormat && p.encoding.ids && (p.settings.As != "" || kind == nil):
+			return fmt.Errorf("%s: is read as text, which has no ids: leave it out (in a directory, with --include '*.parquet'), "+
+				"or use --as jsonl if its lines are JSON", in.path)
+		case p.encoding.ids && in.info != nil && in.readableOnce():
+			return fmt.Errorf("%s: is not a regular file, and --ids reads its beginning twice: save it to a file, or redirect it to standard input", in.path)
 		case in.format == textFormat && p.encoding.masked && (p.settings.As != "" || kind == nil):
 			// The other files are left out, because they are binary.
 			return fmt.Errorf("%s: is read as text, which has no fields for --mask: leave it out (in a directory, with --include '*.jsonl'), "+
@@ -196,6 +219,17 @@ func (v valRule) has(in *input, offset int64, text []byte) bool {
 	}
 	sum := sha256.Sum256(append([]byte(valKey), text[:min(len(text), valBytes)]...))
 	return float64(binary.BigEndian.Uint64(sum[:])>>11)/(1<<53) < v.fraction
+}
+
+// hasIDs is like has for the tokens of a document, as they are written. It chooses like the Python
+// package's writer.
+func (v valRule) hasIDs(in *input, tokens []byte) bool {
+	if in.val || v.fraction == 0 {
+		return in.val
+	}
+	hash, _ := blake2b.New(8, nil)
+	hash.Write(tokens)
+	return binary.LittleEndian.Uint64(hash.Sum(nil)) < uint64(math.Ceil(v.fraction*0x1p64))
 }
 
 func (p *plan) isSingleText() bool { return len(p.inputs) == 1 && p.inputs[0].format == textFormat }

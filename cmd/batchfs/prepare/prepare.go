@@ -66,10 +66,15 @@ in each element of a list, or messages[role=user].content for elements with this
 value. With --mask, all texts of a list are taken, in their order; texts that no
 FIELD names get mask 0. If several FIELDs name the same text, the first one counts.
 
-Documents are assigned to val by a hash of the beginning of their text, so adding
-files moves no document between train and val. A single text file is divided
-instead: val is its end. With --val-files, val has all documents of the files
-whose paths match the GLOB, or whose names match if it has no slash.
+With --ids, a FIELD leads to the ids of a document, which a tokenizer has made
+already, and they are written as they are. Ids whose attention_mask is 0 are
+dropped. The labels next to them, if there are any, become the mask: 1 if a label
+is the id, and 0 if it is -100.
+
+Documents are assigned to val by a hash of the beginning of their text, or of their
+ids, so adding files moves no document between train and val. A single text file is
+divided instead: val is its end. With --val-files, val has all documents of the
+files whose paths match the GLOB, or whose names match if it has no slash.
 
 FILE.index, next to each token file, records where its documents end.
 
@@ -85,6 +90,7 @@ the last checkpoint.`,
   batchfs prepare sft.jsonl --mask prompt:0,completion:1 --by byte --out data
   batchfs prepare chat.jsonl --mask 'turns[role=assistant].text:1' --by tokenizer.json --special --out data
   curl https://example.org/book.gz | batchfs prepare - --by byte --val 0 --out data
+  batchfs prepare tokenized/ --ids input_ids --by tokenizer.json --out data
   batchfs prepare wiki.parquet --field article.body --dry-run`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return o.prepare(cmd, args) },
@@ -100,10 +106,12 @@ func (o *options) register(cmd *cobra.Command) {
 	f.StringVar((*string)(&o.settings.As), "as", "", "the format of all files, whatever their names: `text|jsonl|parquet|arrow`")
 	f.StringArrayVar(&o.include, "include", nil, "in directories, take only files that match this `PATTERN`, such as '*.md'; ** matches any number of directories")
 	f.StringVar(&o.settings.Field, "field", "text", "the `FIELD` of a line, or column, that holds the text; dots separate nested names")
+	f.StringVar(&o.settings.IDs, "ids", "", "read ids that exist already from this `FIELD` of each line, or column, such as input_ids, and write them as they are")
+	f.Int64Var(&o.settings.VocabSize, "vocab-size", 0, "with --ids, all ids are below this `NUMBER`; or give their tokenizer with --by")
 	f.StringVar(&o.settings.Mask, "mask", "", "take these fields of each line, `FIELD:MASK,...`, such as prompt:0,completion:1 or messages[role=assistant].content:1, and write the mask "+
 		"of each token, one byte, to NAME.mask.bin")
 	f.BoolVar(&o.settings.Special, "special", false, "encode names of special tokens in texts as those tokens, for example in rendered chats")
-	f.StringVar(&o.settings.Invalid, "invalid", "error", "what to do about text that is not UTF-8: `error|replace|skip`; skip leaves out the file, line or row, and lines of JSON without the text")
+	f.StringVar(&o.settings.Invalid, "invalid", "error", "what to do about text that is not UTF-8: `error|replace|skip`; skip leaves out the file, line or row, and lines of JSON without the text or ids")
 	f.StringVar(&o.settings.EOT, "eot", "end", "where to put the end-of-text token of each document: `end|begin|none`")
 	f.StringVar(&o.settings.EOTToken, "eot-token", "", "the `NAME` of the special token to use as end-of-text token, such as '<|im_end|>' (default: the tokenizer's, if known)")
 	f.Float64Var(&o.settings.Val, "val", 0.1, "put this `FRACTION` of the documents, or of a single text file, into val; 0 for no val")
@@ -118,7 +126,10 @@ func (o *options) register(cmd *cobra.Command) {
 
 func (o *options) prepare(cmd *cobra.Command, args []string) error {
 	o.stdin, o.stdout, o.stderr = cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()
-	p, err := o.makePlan(args)
+	if err := o.settings.checkIDs(cmd.Flags().Changed); err != nil {
+		return err
+	}
+	p, err := o.makePlan(cmd.Context(), args)
 	if err != nil {
 		return err
 	}
@@ -156,7 +167,7 @@ func (o *options) prepare(cmd *cobra.Command, args []string) error {
 
 // makePlan checks the options and returns the plan for the files that the arguments name. It prints
 // what a user may want to change.
-func (o *options) makePlan(args []string) (*plan, error) {
+func (o *options) makePlan(ctx context.Context, args []string) (*plan, error) {
 	if err := o.settings.complete(); err != nil {
 		return nil, err
 	}
@@ -175,13 +186,14 @@ func (o *options) makePlan(args []string) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p, err := newPlan(o.settings, e, inputs)
+	p, err := newPlan(ctx, o.settings, e, inputs)
 	if err != nil {
 		return nil, err
 	}
 	if len(leftOut) > 0 {
 		o.printLine("left out because they describe a dataset, or cache what was computed from it: %s; to read such a file, name it in --include", strings.Join(leftOut, ", "))
 	}
+	o.printIDs(p)
 	o.warnMissingEOT(p)
 	o.warnTokenizer(p)
 	return p, o.announceWindows(inputs)
@@ -210,7 +222,12 @@ func (o *options) makeFiles(ctx context.Context, p *plan, work *workDir, s *chec
 		work.hasCheckpoint = false // the same command would fail again
 		return err
 	}
-	if err := create(work.dir, manifestName, func(out *bufio.Writer) error { return p.manifest(made, &s.Notes).Write(out) }); err != nil {
+	eotAt := p.settings.EOT
+	if p.encoding.ids {
+		eotAt = w.idsEOTAt()
+	}
+	manifest := p.manifest(made, eotAt, &s.Notes)
+	if err := create(work.dir, manifestName, func(out *bufio.Writer) error { return manifest.Write(out) }); err != nil {
 		return err
 	}
 	if s.Stale, err = o.removedFiles(work, p.inputs); err != nil {

@@ -21,6 +21,7 @@ func (o *options) printLine(format string, args ...any) error {
 
 func (o *options) printTokens(e encoding) {
 	switch {
+	case e.ids: // printIDs follows
 	case e.eot >= 0 && e.eotBegins:
 		o.printLine("tokens of %s: %s (%d) begins each document", o.settings.By, e.tokenizer.Bytes(uint32(e.eot)), e.eot)
 	case e.eot >= 0:
@@ -30,9 +31,21 @@ func (o *options) printTokens(e encoding) {
 	}
 }
 
+// printIDs prints what --ids reads.
+func (o *options) printIDs(p *plan) {
+	if !p.encoding.ids {
+		return
+	}
+	labels := ""
+	if p.encoding.masked {
+		labels = "; " + labelsField + " become the mask"
+	}
+	o.printLine("ids in %s, from 0 to %d, are written as they are%s", o.settings.IDs, p.encoding.tokenizer.Size()-1, labels)
+}
+
 // warnMissingEOT warns if no token separates documents although --eot asks for one.
 func (o *options) warnMissingEOT(p *plan) {
-	if p.encoding.eot >= 0 || o.settings.EOT == "none" || p.isSingleText() {
+	if p.encoding.ids || p.encoding.eot >= 0 || o.settings.EOT == "none" || p.isSingleText() {
 		return
 	}
 	remedy := "only the index of each file records where they end"
@@ -136,9 +149,12 @@ func (o *options) printResult() error {
 	for _, line := range m.Notes {
 		o.printLine("%s", line)
 	}
-	if m.Kind == vocabulary.BPE {
+	switch m.Kind {
+	case vocabulary.BPE:
 		o.printLine("%s/vocab.json: vocabulary of %d tokens, from %s", dir, m.Size, m.Tokenizer)
-	} else {
+	case vocabulary.IDs:
+		o.printLine("%s/vocab.json: vocabulary of %d ids", dir, m.Size)
+	default:
 		o.printLine("%s/vocab.json: vocabulary of %d %ss", dir, m.Size, m.Kind)
 	}
 	if !regexp.MustCompile(`^[\w./-]+$`).MatchString(dir) {

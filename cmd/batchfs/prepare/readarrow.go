@@ -192,6 +192,9 @@ func newArrowColumn(index int, f arrow.Field) *column {
 		c.element = newArrowColumn(0, t.ElemField())
 	case *arrow.StringType, *arrow.LargeStringType, *arrow.StringViewType:
 		c.isText, c.isUTF8 = true, true
+	case *arrow.Int8Type, *arrow.Int16Type, *arrow.Int32Type, *arrow.Int64Type,
+		*arrow.Uint8Type, *arrow.Uint16Type, *arrow.Uint32Type, *arrow.Uint64Type:
+		c.isInteger = true
 	case *arrow.BinaryType, *arrow.LargeBinaryType, *arrow.BinaryViewType:
 		c.isText = true
 	}
@@ -290,7 +293,13 @@ func (j *rowJSON) appendArrow(c *column, values arrow.Array, i int) {
 		j.float(float64(values.Value(i)))
 	case *array.Float64:
 		j.float(values.Value(i))
-	case *array.Boolean, *array.Int8, *array.Int16, *array.Int32, *array.Int64, *array.Uint8, *array.Uint16, *array.Uint32, *array.Uint64:
+	case *array.Int8:
+		j.integer(int64(values.Value(i)))
+	case *array.Int32:
+		j.integer(int64(values.Value(i)))
+	case *array.Int64:
+		j.integer(values.Value(i))
+	case *array.Boolean, *array.Int16, *array.Uint8, *array.Uint16, *array.Uint32, *array.Uint64:
 		j.literal(values.ValueStr(i))
 	case interface{ Value(int) string }:
 		j.bytes([]byte(values.Value(i)), c)

@@ -151,6 +151,9 @@ func (c *column) fill(from *parquetgo.Column) {
 		c.index = from.Index()
 		c.isText = from.Type().Kind() == parquetgo.ByteArray
 		_, c.isUTF8 = logical.(*parquetformat.StringType)
+		_, isInt := logical.(*parquetformat.IntType)
+		kind := from.Type().Kind()
+		c.isInteger = (kind == parquetgo.Int32 || kind == parquetgo.Int64) && (isInt || logical == nil)
 	case (isList || isMap) && len(inner) == 1 && inner[0].Repeated():
 		repeated := inner[0]
 		// Old programs wrote lists whose repeated column is the element itself.
@@ -222,8 +225,12 @@ func (p *parquetReader) appendLeaf(c *column, v parquetgo.Value) {
 	switch v.Kind() {
 	case parquetgo.ByteArray, parquetgo.FixedLenByteArray:
 		p.row.bytes(v.ByteArray(), c)
-	case parquetgo.Boolean, parquetgo.Int32, parquetgo.Int64:
+	case parquetgo.Boolean:
 		p.row.literal(v.String())
+	case parquetgo.Int32:
+		p.row.integer(int64(v.Int32()))
+	case parquetgo.Int64:
+		p.row.integer(v.Int64())
 	case parquetgo.Float:
 		p.row.float(float64(v.Float()))
 	case parquetgo.Double:

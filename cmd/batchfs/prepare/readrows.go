@@ -38,6 +38,13 @@ func (j *rowJSON) literal(part string) {
 	}
 }
 
+func (j *rowJSON) integer(value int64) {
+	j.exceeds = j.exceeds || len(j.text)+len("-9223372036854775808") > maxLine
+	if !j.exceeds {
+		j.text = strconv.AppendInt(j.text, value, 10)
+	}
+}
+
 // bytes appends the value of a column. Bytes that need not be UTF-8, and are not, become an object,
 // because they are no text.
 func (j *rowJSON) bytes(value []byte, c *column) {

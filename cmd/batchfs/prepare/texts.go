@@ -73,7 +73,7 @@ func (f field) follow(value jsontext.Value, depth int, other func([]byte, jsonte
 	case inner == nil:
 		var names []string
 		member(value, f.path[depth].name, func(name []byte, _ jsontext.Value) { names = append(names, string(name)) })
-		err = unusable("has no field "+f.path[depth].prefix, fmt.Sprintf(": choose one with --field or --mask; there are %q", names[:min(20, len(names))]))
+		err = unusable("has no field "+f.path[depth].prefix, fmt.Sprintf(": choose one with %s; there are %q", f.options, names[:min(20, len(names))]))
 	}
 	return inner, err
 }

@@ -53,6 +53,9 @@ var tokenizers = map[string]func() (tokenizer, error){
 }
 
 func (s *settings) openTokenizer() (tokenizer, error) {
+	if s.VocabSize > 0 {
+		return idTokenizer(s.VocabSize), nil
+	}
 	open, ok := tokenizers[s.By]
 	if !ok && filepath.Ext(s.By) == "" {
 		return nil, fmt.Errorf("--by: must be char, byte, gpt2, cl100k, o200k or the path of a tokenizer.json or tekken.json (got %q)", s.By)

@@ -39,7 +39,7 @@ func newWriter(p *plan, work *workDir, state *checkpoint, progress *progress) *w
 		progress: progress, began: began, nextSave: began.Add(time.Second)}
 	out := &outputOptions{dir: work.dir, format: outputFormats[p.settings.Format], width: p.encoding.width,
 		maxTokens: p.settings.ShardTokens, masked: p.encoding.masked, tokenizer: p.encoding.tokenizer.Name()}
-	out.wholeDocuments = p.encoding.eotBegins || out.format.finish != nil
+	out.wholeDocuments = p.encoding.eotBegins || p.encoding.ids || out.format.finish != nil
 	for i, name := range splits {
 		w.shards[i] = &splitWriter{options: out, name: name, state: state.Splits[i]}
 	}
@@ -97,6 +97,25 @@ func (w *writer) complete() (made [len(splits)]vocabulary.Split, err error) {
 	return made, nil
 }
 
+// idsEOTAt returns where each document has its only end-of-text token, with --ids.
+func (w *writer) idsEOTAt() string {
+	begins, ends := true, true
+	for _, split := range w.shards {
+		documents := split.total().Documents
+		if split.state.EOTInside != documents {
+			return "none"
+		}
+		begins, ends = begins && split.state.EOTBegins == documents, ends && split.state.EOTEnds == documents
+	}
+	switch {
+	case ends:
+		return "end"
+	case begins:
+		return "begin"
+	}
+	return "none"
+}
+
 func (w *writer) close() {
 	for _, split := range w.shards {
 		split.closeFiles()
@@ -129,6 +148,10 @@ type splitState struct {
 	Documents int64              `json:"documents"`  // documents that end in the current shard
 	MaskOnes  int64              `json:"mask_ones"`  // tokens with mask 1 in the current shard
 	EOTInside int64              `json:"eot_inside"` // end-of-text tokens inside documents, in all
+	// With --ids, EOTInside counts all of them, because only at the end is it known whether each
+	// document begins or ends with one.
+	EOTBegins int64 `json:"eot_begins,omitempty"` // documents that begin with one
+	EOTEnds   int64 `json:"eot_ends,omitempty"`   // documents that end with one
 }
 
 // shardName returns the name of the current shard. mount --data recognizes both forms.
@@ -189,6 +212,8 @@ func (s *splitWriter) shardHeader() []byte {
 // write appends tokens, completes full shards, and reports whether it completed one.
 func (s *splitWriter) write(e encodedTokens) (completed bool, err error) {
 	s.state.EOTInside += e.eotInside
+	s.state.EOTBegins += e.eotBegins
+	s.state.EOTEnds += e.eotEnds
 	for len(e.tokens) > 0 {
 		all := int64(len(e.tokens) / s.options.width)
 		n, full := all, false
@@ -296,13 +321,14 @@ func (s *splitWriter) completeShard() error {
 		done.MaskOnes = s.state.MaskOnes
 		done.Arrays = []vocabulary.ArrayFile{{Name: "mask", File: maskPath(name), DType: "uint8"}}
 	}
-	s.state = splitState{Shards: append(s.state.Shards, done), EOTInside: s.state.EOTInside}
+	s.state = splitState{Shards: append(s.state.Shards, done), EOTInside: s.state.EOTInside,
+		EOTBegins: s.state.EOTBegins, EOTEnds: s.state.EOTEnds}
 	return nil
 }
 
 // total describes the complete shards.
 func (s *splitWriter) total() vocabulary.Split {
-	all := vocabulary.Split{Shards: s.state.Shards, EOTInside: s.state.EOTInside}
+	all := vocabulary.Split{Shards: s.state.Shards, EOTInside: s.state.EOTInside - max(s.state.EOTBegins, s.state.EOTEnds)}
 	for _, shard := range s.state.Shards {
 		all.Tokens += shard.Tokens
 		all.Documents += shard.Documents

@@ -1,0 +1,104 @@
+package prepare
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"batchfs/cmd/batchfs/vocabulary"
+)
+
+// checkIDs returns an error if an option that was given only makes sense for texts, although --ids
+// was given.
+func (s *settings) checkIDs(isGiven func(option string) bool) error {
+	for _, option := range []string{"field", "mask", "special", "eot"} {
+		if s.IDs != "" && isGiven(option) {
+			return fmt.Errorf("--%s: is for texts, but --ids reads ids, which are written as they are: leave one of them out", option)
+		}
+	}
+	return nil
+}
+
+// completeIDs checks the settings for --ids, and sets those that depend on others.
+func (s *settings) completeIDs() error {
+	hasTokenizer := s.By != vocabulary.Char // which is the default
+	switch {
+	case s.IDs == "" && s.VocabSize != 0:
+		return errors.New("--vocab-size: is only for --ids; with texts, the tokenizer decides")
+	case s.IDs == "":
+		return nil
+	case s.VocabSize < 0 || s.VocabSize > 1<<32:
+		return fmt.Errorf("--vocab-size: must be from 1 to %d (got %d)", int64(1)<<32, s.VocabSize)
+	case hasTokenizer == (s.VocabSize > 0):
+		return errors.New("--ids: say what the ids mean, with either --by FILE, the tokenizer that made them, or --vocab-size N, if all are below N")
+	case s.VocabSize > 0 && s.EOTToken != "":
+		return errors.New("--eot-token: needs the tokenizer: give it with --by instead of --vocab-size")
+	case newField(s.IDs, 0).inList():
+		return fmt.Errorf("--ids: must lead to one list of ids in each line or row, and not through another list (got %q)", s.IDs)
+	}
+	s.Field = ""
+	if s.VocabSize > 0 {
+		s.By = ""
+	}
+	return nil
+}
+
+// An idTokenizer has the ids below a number as its tokens. It encodes no text.
+type idTokenizer int64
+
+func (idTokenizer) Name() string                                 { return "" }
+func (t idTokenizer) Size() int64                                { return int64(t) }
+func (idTokenizer) EndOfText() (uint32, bool)                    { return 0, false }
+func (idTokenizer) Bytes(uint32) []byte                          { return nil }
+func (idTokenizer) Cut([]byte) int                               { return 0 }
+func (t idTokenizer) NewEncoder() encoder                        { return t }
+func (idTokenizer) Append(tokens []uint32, text []byte) []uint32 { return tokens }
+
+// lookForLabels sets whether the rows have labels, which become the mask. The first row decides.
+func (p *plan) lookForLabels(ctx context.Context) error {
+	for _, in := range p.inputs {
+		if in.stdin != nil { // and must be read again
+			read, rest := new(bytes.Buffer), in.stdin
+			in.stdin = io.TeeReader(rest, read)
+			defer func() { in.stdin = io.MultiReader(read, rest) }()
+		}
+	}
+	result := make(chan error, 1)
+	pipelineGoroutines.Go(func() { result <- newReader(p, "", p.lookIntoChunk).read(position{}) })
+	select {
+	case err := <-result: // nil if there is no row
+		if err == errEnough {
+			err = nil
+		}
+		return err
+	case <-ctx.Done(): // although the reader may be blocked by a pipe
+		return errors.New("interrupted")
+	}
+}
+
+// lookIntoChunk looks for labels in the first row of a chunk that has ids, and returns errEnough if
+// there is one.
+func (p *plan) lookIntoChunk(ch *chunk) error {
+	for _, piece := range ch.pieces {
+		unit, number := "row", piece.start.Offset+1
+		if piece.in.format == jsonlFormat {
+			unit, number = "line", piece.start.Line
+		}
+		for line := range bytes.Lines(piece.text) { // a row is one line
+			if unit == "line" {
+				number++
+			}
+			row, err := p.encoding.idRow(replaceNaN(bytes.TrimPrefix(line, byteOrderMark)))
+			if err != nil {
+				continue
+			}
+			if ids, err := appendIntegers(nil, row.ids, ""); err == nil && len(ids) > 0 {
+				p.encoding.masked, p.encoding.first = row.labels != nil, location(unit, number, piece.in)
+				return errEnough
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,165 @@
+package prepare
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/apache/arrow-go/v18/arrow"
+
+	"batchfs/cmd/batchfs/internal/testfiles"
+)
+
+// val is chosen with the same hash as in Python: hashlib.blake2b(tokens, digest_size=8), in
+// little-endian order.
+func TestIDsInVal(t *testing.T) {
+	all := make([]byte, 200)
+	for i := range all {
+		all[i] = byte(i)
+	}
+	for tokens, hash := range map[string]uint64{"": 13020603013274838756, "\x01\x00\x02\x00": 12465180308423176084, string(all): 13661839535123069531} {
+		above, below := math.Nextafter(float64(hash), math.Inf(1)), math.Nextafter(float64(hash), 0)
+		for fraction, want := range map[float64]bool{above / 0x1p64: true, below / 0x1p64: false, 0: false} {
+			if got := (valRule{fraction: fraction}).hasIDs(new(input), []byte(tokens)); got != want {
+				t.Errorf("%x with fraction %v: %v, want %v", tokens, fraction, got, want)
+			}
+		}
+	}
+}
+
+// Ids are found wherever --ids leads, without those that a model does not attend to.
+func TestPrepareIDs(t *testing.T) {
+	schema := arrow.NewSchema([]arrow.Field{{Name: "a.b", Type: arrow.StructOf(
+		arrow.Field{Name: "ids", Type: arrow.ListOf(arrow.PrimitiveTypes.Uint8)},
+		arrow.Field{Name: "attention_mask", Type: arrow.ListOf(arrow.FixedWidthTypes.Boolean)},
+	)}}, nil)
+	const rows = `{"a.b": {"ids": [1, 2, 3], "attention_mask": [false, true, true]}}` + "\n" + `{"a.b": {"ids": [255], "attention_mask": [true]}}` + "\n"
+	writeFilesHere(t, map[string]string{
+		"plain.jsonl":  "\ufeff\n{\"input_ids\": [], \"score\": NaN}\n {\"score\": -Infinity, \"input_ids\" : [ 2,3 ]}\r\n{\"input_ids\":null}\n{\"input_ids\":[255]}",
+		"nested.jsonl": rows,
+		"dotted.jsonl": strings.ReplaceAll(strings.ReplaceAll(rows, `{"a.b": `, ""), "}}", "}"),
+		"nested.arrow": arrowOf(t, schema, rows, true),
+	})
+	for args, field := range map[string]string{"plain.jsonl": "input_ids", "nested.jsonl": "a.b.ids", "dotted.jsonl": "ids", "nested.arrow": "a.b.ids"} {
+		said := prepared(t, args+" --vocab-size 256 --val 0 --force --out out --ids "+field)
+		if got := readTokens(t, "out/train.bin"); !slices.Equal(got, []uint16{2, 3, 255}) {
+			t.Errorf("%s: tokens %v", args, got)
+		}
+		if empty := "left out because they have no ids: 2 documents"; strings.Contains(said, empty) != (args == "plain.jsonl") {
+			t.Errorf("%s: said %q", args, said)
+		}
+		if said := prepared(t, args+" --vocab-size 256 --dry-run --ids "+field); !strings.Contains(said, "about 3 tokens in 2 documents") {
+			t.Errorf("%s --dry-run said %q", args, said)
+		}
+	}
+	prepared(t, "nested.jsonl --vocab-size 256 --val 0 --force --out out --ids a.b.ids")
+	for name, as := range map[string]string{"nested.jsonl": "jsonl", "nested.arrow": "arrow"} {
+		content, err := os.Open(name)
+		testfiles.NoError(t, err)
+		defer content.Close()
+		cmd := Command()
+		cmd.SetIn(content)
+		cmd.SetOut(io.Discard)
+		cmd.SetArgs(strings.Fields("- --ids a.b.ids --vocab-size 256 --val 0 --force --out piped --as " + as))
+		testfiles.NoError(t, cmd.Execute())
+		wantSame(t, filesOf(t, "piped"), filesOf(t, "out"))
+	}
+}
+
+// Rows that do not fit are refused by file and row, or left out and counted.
+func TestPrepareUnusableIDs(t *testing.T) {
+	const good = `{"input_ids": [1, 2], "labels": [-100, 2]}` + "\n"
+	t.Chdir(t.TempDir())
+	for line, want := range map[string]string{
+		`{"ids": [1]}`:                                                `has no field input_ids: choose one with --ids; there are ["ids"]`,
+		`{"input_ids": "1 2", "labels": []}`:                          "field input_ids is not a list of integers but a text",
+		`{"input_ids": [[1, 2]], "labels": [[]]}`:                     "field input_ids is not a list of integers: element 0 is a list",
+		`{"input_ids": [1, 2.0], "labels": []}`:                       "field input_ids is not a list of integers: element 1 is 2.0",
+		`{"input_ids": [1, null], "labels": []}`:                      "field input_ids is not a list of integers: element 1 is null",
+		`{"input_ids": [10], "labels": [10]}`:                         "has an id outside the vocabulary: element 0 of input_ids is 10, but must be from 0 to 9: correct --vocab-size or --by",
+		`{"input_ids": [1, -1], "labels": [1, 1]}`:                    "has an id outside the vocabulary: element 1 of input_ids is -1",
+		`{"input_ids": [99999999999999999999]}`:                       "field input_ids is not a list of integers: element 0 is 99999999999999999999",
+		`{"input_ids": [1, 2], "labels": [2, 3]}`:                     "labels differ from input_ids: element 0 is 2, but must be 1, like the id there, or -100: remove them if they are something else",
+		`{"input_ids": [1], "labels": 1}`:                             "field labels is not a list of integers but a number",
+		`{"input_ids": [1, 2], "labels": [1]}`:                        "input_ids and labels differ in length: 2 and 1",
+		`{"input_ids": [1, 2]}`:                                       "has no labels, but line 1 of a.jsonl has: prepare rows with and without them separately",
+		`{"input_ids": [1, 2], "labels": null}`:                       "has no labels, but line 1 of a.jsonl has",
+		`{"input_ids": [1], "labels": [1], "attention_mask": [1, 1]}`: "input_ids and attention_mask differ in length: 1 and 2",
+		`{"input_ids": [1], "labels": [1], "attention_mask": [2]}`:    "attention_mask is not 0 or 1 everywhere: element 0 is 2",
+		`{"input_ids": [1, 2]`:                                        "not a JSON object",
+	} {
+		os.RemoveAll("out")
+		testfiles.Write(t, map[string]string{"a.jsonl": good, "b.jsonl": good + line + "\n" + good})
+		const args = "a.jsonl b.jsonl --ids input_ids --vocab-size 10 --val 0 --out out"
+		wantError(t, args, "b.jsonl: line 2: "+want)
+		said := prepared(t, args+" --invalid skip")
+		if got := readTokens(t, "out/train.bin"); !slices.Equal(got, []uint16{1, 2, 1, 2, 1, 2}) {
+			t.Errorf("%s: tokens %v", line, got)
+		}
+		if left := "left out because they cannot be used: 1 line: "; !strings.Contains(said, left) || !strings.Contains(said, "the first is line 2 of b.jsonl") {
+			t.Errorf("%s: said %q", line, said)
+		}
+	}
+	os.RemoveAll("out")
+	testfiles.Write(t, map[string]string{"a.jsonl": `{"input_ids": [1]}` + "\n", "b.jsonl": good})
+	wantError(t, "a.jsonl b.jsonl --ids input_ids --vocab-size 10 --val 0 --out out", "b.jsonl: line 1: has labels, but line 1 of a.jsonl has none")
+}
+
+func TestPrepareIDsErrors(t *testing.T) {
+	schema := arrow.NewSchema([]arrow.Field{
+		{Name: "floats", Type: arrow.ListOf(arrow.PrimitiveTypes.Float64)}, {Name: "id", Type: arrow.PrimitiveTypes.Int64},
+	}, nil)
+	writeFilesHere(t, map[string]string{
+		"a.jsonl": `{"input_ids": [1], "labels": [-100]}` + "\n", "a.txt": "1 2", "a.arrow": arrowOf(t, schema, `{"floats": [1.0], "id": 1}`, false),
+	})
+	const size = " --vocab-size 10 --val 0 --out out"
+	for args, want := range map[string]string{
+		"a.jsonl --ids input_ids --out out":                         "--ids: say what the ids mean, with either --by FILE",
+		"a.jsonl --ids input_ids --by gpt2" + size:                  "--ids: say what the ids mean, with either --by FILE",
+		"a.jsonl --ids input_ids --val 0 --out out --vocab-size -1": "--vocab-size: must be from 1 to 4294967296 (got -1)",
+		"a.jsonl" + size: "--vocab-size: is only for --ids",
+		"a.jsonl --ids input_ids --field x" + size:               "--field: is for texts, but --ids reads ids",
+		"a.jsonl --ids input_ids --mask x:1" + size:              "--mask: is for texts",
+		"a.jsonl --ids input_ids --special --by gpt2 --out out":  "--special: is for texts",
+		"a.jsonl --ids input_ids --eot none --by gpt2 --out out": "--eot: is for texts",
+		"a.jsonl --ids input_ids --eot-token x" + size:           "--eot-token: needs the tokenizer",
+		"a.jsonl --ids x.*.input_ids" + size:                     "--ids: must lead to one list of ids in each line or row, and not through another list",
+		"a.txt --ids input_ids" + size:                           "a.txt: is read as text, which has no ids",
+		"a.arrow --ids floats" + size:                            "a.arrow: column floats does not have a list of integers for each row: choose another one with --ids",
+		"a.arrow --ids id" + size:                                "a.arrow: column id does not have a list of integers for each row",
+		"a.arrow --ids input_ids" + size:                         "a.arrow: has no column input_ids, only floats.*, id: choose one with --ids",
+		"a.jsonl --ids input_ids" + size:                         "labels is -100 for all tokens of train, so there is nothing to learn",
+	} {
+		wantError(t, args, want)
+	}
+}
+
+// An interrupted run continues, also without rows that cannot be used.
+func TestPrepareIDsContinues(t *testing.T) {
+	useSmallChunks(t, 1<<10, 1<<20)
+	rng := rand.New(rand.NewPCG(7, 8))
+	var good strings.Builder
+	for range 500 {
+		ids := strings.ReplaceAll(fmt.Sprint(rng.Perm(1+rng.IntN(40))), " ", ",")
+		fmt.Fprintf(&good, "{\"input_ids\": %s, \"labels\": %[1]s}\n", ids)
+	}
+	writeFilesHere(t, map[string]string{"good/a.jsonl": good.String(), "bad/a.jsonl": good.String(),
+		"bad/b.jsonl": `{"input_ids": [40], "labels": [40]}` + "\n"})
+	// A checkpoint is saved after each shard.
+	const args = " --ids input_ids --vocab-size 40 --val 0.1 --shard-tokens 2000 --out "
+	wantError(t, "bad"+args+"out", "bad/b.jsonl: line 1: has an id outside the vocabulary")
+	wantError(t, "bad --vocab-size 41"+strings.Replace(args, "--vocab-size 40", "", 1)+"out", "belongs to an unfinished run with other options")
+	if said := prepared(t, "bad --invalid skip"+args+"out"); !strings.Contains(said, "continuing at ") {
+		t.Errorf("the run did not continue; said %q", said)
+	}
+	prepared(t, "good"+args+"want")
+	got, want := filesOf(t, "out"), filesOf(t, "want")
+	delete(got, "vocab.json")
+	delete(want, "vocab.json")
+	wantSame(t, got, want)
+}
