@@ -21,7 +21,7 @@ func pages(t *testing.T) (paths []string) {
 	t.Helper()
 	paths = []string{"README.md"}
 	for _, link := range link.FindAllStringSubmatch(e2e.ReadPage(t, "README.md"), -1) {
-		if strings.HasPrefix(link[1], "docs/") && !slices.Contains(paths, link[1]) {
+		if strings.HasPrefix(link[1], "docs/") && strings.HasSuffix(link[1], ".md") && !slices.Contains(paths, link[1]) {
 			paths = append(paths, link[1])
 		}
 	}
