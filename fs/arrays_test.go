@@ -146,7 +146,7 @@ func TestArrayFiles(t *testing.T) {
 		}
 	}
 	for _, want := range want {
-		if text := string(tr.readme); !strings.Contains(text, want) {
+		if text := string(tr.readme(0, nil)); !strings.Contains(text, want) {
 			t.Errorf("README lacks %q:\n%s", want, text)
 		}
 	}

@@ -85,6 +85,7 @@ type Spec struct {
 	// that differ from the split's own.
 	Name string
 
+	Note           string            // remark about the rows, for README; may be empty
 	Batch          array.Batch       // at most array.MaxArrays arrays
 	Batches        uint64            // 1 + the number of the last batch
 	Steps          uint64            // batches in batches.*

@@ -35,7 +35,7 @@ type content interface {
 // kindTable lists the kinds in the order in which directories list their files.
 var kindTable = []kindEntry{
 	{kind: rootDir, content: directoryContent{}},
-	{kind: readmeFile, parent: rootDir, name: "README", content: textContent{render: func(t *tree, _ inode, _ <-chan struct{}) []byte { return t.readme }}},
+	{kind: readmeFile, parent: rootDir, name: "README", content: textContent{render: (*tree).readme}},
 	{kind: statusFile, parent: rootDir, name: "status.json", content: textContent{render: (*tree).status}},
 	{kind: metricsFile, parent: rootDir, name: "metrics", content: textContent{render: (*tree).metrics}},
 	{kind: splitDir, parent: rootDir, content: directoryContent{}},
@@ -85,9 +85,9 @@ func (k kind) mode() uint32 {
 func (k kind) isNext() bool        { return k.batches().selector == nextBatch }
 func (k kind) showsOneArray() bool { return k.batches().oneArray }
 
-// isLiveText reports whether the files are texts that change. Each handle shows the text as it was
-// when the handle was opened, so the page cache is not used.
-func (k kind) isLiveText() bool { return k.entry().text.render != nil && k != readmeFile }
+// isText reports whether the files are texts. Each handle shows the text as it was when the handle
+// was opened, so the page cache is not used.
+func (k kind) isText() bool { return k.entry().text.render != nil }
 
 // isNumbered reports whether the files are batch/*, batches.*, sequence.bin or tokens.bin, which
 // change only when the tokens do.

@@ -23,7 +23,7 @@ func (t *tree) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) 
 		return fuse.Status(syscall.ESHUTDOWN)
 	case k.isNext():
 		return t.openNext(i, in, cancel, out)
-	case k.isLiveText():
+	case k.isText():
 		out.Fh, out.OpenFlags = t.openText(i, cancel), uncachedFlags
 	case k.isNumbered():
 		b, err := t.refreshToOpen(i, cancel)
@@ -90,7 +90,7 @@ func (t *tree) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
 	switch k := inode(in.NodeId).kind(); {
 	case k.isNext():
 		t.handles.Release(in.Fh)
-	case k.isLiveText():
+	case k.isText():
 		t.texts.release(in.Fh)
 	}
 }

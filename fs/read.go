@@ -43,7 +43,7 @@ func fillsPageCache(in *fuse.ReadIn) bool { return in.ReadFlags&fuse.READ_LOCKOW
 func (t *tree) HandleRead(cancel <-chan struct{}, waited time.Duration, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
 	i := inode(in.NodeId)
 	k := i.kind()
-	if (k.isNext() || k.isLiveText()) && fillsPageCache(in) {
+	if (k.isNext() || k.isText()) && fillsPageCache(in) {
 		if k.isNext() {
 			t.logUnmappable(i, in.Pid)
 		}

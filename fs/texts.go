@@ -14,7 +14,7 @@ import (
 	"batchfs/cache/array"
 )
 
-// A textCache holds the text of each open handle of a live text. If the texts would exceed
+// A textCache holds the text of each open handle. If the texts would exceed
 // maxBytes, it keeps only the newest. A missing text, for example of a handle that an earlier
 // worker opened, is rendered again when it is read. A textCache is safe for concurrent use.
 //
@@ -80,9 +80,6 @@ func (c textContent) read(t *tree, r readRequest) (fuse.ReadResult, error) {
 // that has another length and the READ does not begin at offset 0, it returns errTextGone, because
 // the reader may have the beginning of the old text.
 func (c textContent) textOf(t *tree, r readRequest) ([]byte, error) {
-	if !r.inode.kind().isLiveText() {
-		return c.render(t, r.inode, r.cancel), nil
-	}
 	if cached := t.texts.get(r.Fh); cached != nil {
 		return cached, nil
 	}
@@ -106,6 +103,23 @@ func (c textContent) size(t *tree, i inode, b BatchList) int64 {
 		return 0
 	}
 	return c.length(b)
+}
+
+//go:embed readme.tmpl
+var readmeSource string
+
+var readmeTemplate = template.Must(template.New("README").Funcs(template.FuncMap{"dims": array.ShapeText}).Parse(readmeSource))
+
+func (t *tree) readme(inode, <-chan struct{}) []byte {
+	var specs []*Spec
+	for n := 1; n <= t.sequences.splitCount; n++ {
+		specs = append(specs, t.sequences.peek(n).Current().Spec())
+	}
+	var text bytes.Buffer
+	if err := readmeTemplate.Execute(&text, map[string]any{"Mountpoint": t.mountpoint, "Splits": specs}); err != nil {
+		panic(err) // bug in the template
+	}
+	return text.Bytes()
 }
 
 func (t *tree) cursor(i inode, _ <-chan struct{}) []byte {
@@ -138,22 +152,4 @@ func (t *tree) metrics(inode, <-chan struct{}) []byte {
 	t.statusMu.Lock()
 	defer t.statusMu.Unlock()
 	return t.opts.Status.Metrics(t.shared)
-}
-
-//go:embed readme.tmpl
-var readmeSource string
-
-var readmeTemplate = template.Must(template.New("README").
-	Funcs(template.FuncMap{"dims": array.ShapeText}).Parse(readmeSource))
-
-func renderReadme(mountpoint string, splits []Split) []byte {
-	var specs []*Spec
-	for _, s := range splits {
-		specs = append(specs, s.Current().Spec())
-	}
-	var text bytes.Buffer
-	if err := readmeTemplate.Execute(&text, map[string]any{"Mountpoint": mountpoint, "Splits": specs}); err != nil {
-		panic(err) // bug in the template
-	}
-	return text.Bytes()
 }

@@ -30,7 +30,7 @@ type tree struct {
 	shared             *state.Shared
 	handles            *state.Handles
 	sequences          *sequenceTable
-	readme             []byte
+	mountpoint         string
 	texts              textCache
 	badNames           atomic.Pointer[[]BadName] // last ten bad names of this worker, latest first
 
@@ -56,7 +56,7 @@ func newTree(mountpoint string, splits []Split, shared *state.Shared, p permits,
 		shared:        shared,
 		handles:       state.NewHandles(shared),
 		sequences:     sequences,
-		readme:        renderReadme(mountpoint, splits),
+		mountpoint:    mountpoint,
 		texts:         textCache{maxBytes: o.Memory.TextBytes, byHandle: map[uint64][]byte{}},
 		prefetcher:    &prefetcher{depth: o.Memory.PrefetchBatches, maxBytes: o.Memory.PrefetchBytes, permits: p, log: log},
 		log:           log,
@@ -169,7 +169,7 @@ func (t *tree) attributes(i inode, b BatchList, out *fuse.Attr) {
 }
 
 func attrTimeout(i inode) time.Duration {
-	if i.kind().isLiveText() || i.kind() == batchJSON {
+	if i.kind().isText() || i.kind() == batchJSON {
 		return 0
 	}
 	return forever

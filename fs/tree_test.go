@@ -378,11 +378,26 @@ func TestNextFailsAtOpen(t *testing.T) {
 	}
 }
 
+// README has what Spec.Note says now.
+func TestReadmeHasNotes(t *testing.T) {
+	s := countingBatches("train", 1000)
+	tr := newTestTree(t, s)
+	for _, note := range []string{"", "3 of 4 documents are cut", "a note of another length"} {
+		s.spec.Note = note
+		r := tr.openFile(t, "README", 0)
+		text, status := r.read(0, 1<<16)
+		if want := "1000 bytes\n  tokens = numpy.load(\"/mnt/train/next.npy\")\n" + strings.TrimPrefix("  "+note+"\n", "  \n"); !status.Ok() || !strings.Contains(string(text), want+"\n") {
+			t.Errorf("%v, want %q in\n%s", status, want, text)
+		}
+		r.close()
+	}
+}
+
 func TestUncachedFilesRejectPageCacheReads(t *testing.T) {
 	tr := newTestTree(t, countingBatches("train", 1000))
 	for path, want := range map[string]fuse.Status{
 		"train/next": fuse.EINVAL, "train/next.npy": fuse.EINVAL, "train/cursor": fuse.EINVAL, "status.json": fuse.EINVAL,
-		"train/batch/3": fuse.OK, "train/batches.npy": fuse.OK, "README": fuse.OK, "train/info.json": fuse.EINVAL,
+		"train/batch/3": fuse.OK, "train/batches.npy": fuse.OK, "README": fuse.EINVAL, "train/info.json": fuse.EINVAL,
 		"train/batch/3.json": fuse.OK, "train/next.safetensors": fuse.EINVAL,
 	} {
 		r := tr.openFile(t, path, 0)
