@@ -34,6 +34,7 @@ type documentRows struct {
 	documents Documents
 	windowSpec
 	sums       prefixSums // rows up to the end of each group
+	long       int64      // number of long documents
 	packerPool sync.Pool  // *groupPacker values
 	tables     *Tables
 	cached     []atomic.Pointer[rowGroup] // one per group
@@ -45,20 +46,26 @@ const groupDocuments = 4096
 
 // cut cuts a document of n tokens into full segments of T+1 tokens that begin T apart, and a
 // shorter remainder. A remainder of one token is dropped unless it is the whole document, because
-// the segment before it ends with that token. With DocumentFirst, cut keeps only the first segment.
+// the segment before it ends with that token. Of a long document, Truncate keeps only the first
+// segment, and Drop none.
 func (w windowSpec) cut(n int64) (full int64, remainder int32) {
-	if n <= w.stride {
+	switch {
+	case n <= w.stride:
 		return 0, int32(n)
+	case w.tooLong == Truncate:
+		return 1, 0
+	case w.tooLong == Drop && w.isLong(n):
+		return 0, 0
 	}
 	full = (n - 1) / w.stride
 	if remainder = int32(n - full*w.stride); remainder == 1 {
 		remainder = 0
 	}
-	if w.rows == DocumentFirst {
-		return 1, 0
-	}
 	return full, remainder
 }
+
+// isLong reports whether a document of n tokens is longer than a row.
+func (w windowSpec) isLong(n int64) bool { return n > w.len }
 
 // A rowGroup is the layout of the rows of a group. It is immutable once it is cached.
 type rowGroup struct {
@@ -79,10 +86,11 @@ type groupSegment struct {
 	continues bool  // whether the first token is the last one of the document's previous segment
 }
 
-// newDocumentRows counts the rows of each group, unless sums already holds them.
-func newDocumentRows(documents Documents, w windowSpec, sums prefixSums, tables *Tables) (*documentRows, error) {
+// newDocumentRows counts the rows of each group, unless known already holds the counts.
+func newDocumentRows(documents Documents, w windowSpec, known RowCounts, tables *Tables) (*documentRows, error) {
 	groups := int((documents.Count() + groupDocuments - 1) / groupDocuments)
-	r := &documentRows{documents: documents, windowSpec: w, sums: sums, tables: tables, cached: make([]atomic.Pointer[rowGroup], groups)}
+	r := &documentRows{documents: documents, windowSpec: w, sums: known.Groups, long: known.Long, tables: tables,
+		cached: make([]atomic.Pointer[rowGroup], groups)}
 	r.packerPool.New = func() any {
 		p := &groupPacker{bounds: make([]int64, groupDocuments+1)}
 		if w.rows == Packed {
@@ -90,19 +98,21 @@ func newDocumentRows(documents Documents, w windowSpec, sums prefixSums, tables 
 		}
 		return p
 	}
-	if len(sums) == groups {
+	if len(known.Groups) == groups {
 		return r, nil
 	}
 	r.sums = make(prefixSums, groups)
 	workers := min(runtime.GOMAXPROCS(0), groups)
-	errs := make([]error, workers)
+	errs, long := make([]error, workers), make([]int64, workers)
 	var counting sync.WaitGroup
 	for i := range workers {
 		counting.Go(func() {
 			p := r.packerPool.Get().(*groupPacker)
 			defer r.packerPool.Put(p)
 			for g := i; g < groups && errs[i] == nil; g += workers {
-				r.sums[g], errs[i] = r.load(p, int64(g))
+				var n int64
+				r.sums[g], n, errs[i] = r.load(p, int64(g))
+				long[i] += n
 			}
 		})
 	}
@@ -112,6 +122,10 @@ func newDocumentRows(documents Documents, w windowSpec, sums prefixSums, tables 
 	}
 	for g := range r.sums[1:] {
 		r.sums[g+1] += r.sums[g]
+	}
+	r.long = 0
+	for _, n := range long {
+		r.long += n
 	}
 	return r, nil
 }
@@ -125,27 +139,32 @@ type groupPacker struct {
 	nextSegment []int32 // index of each row's next segment, plus 1; initially 0
 }
 
-// load reads, cuts and packs the documents of group g, and returns how many rows they fill.
-func (r *documentRows) load(p *groupPacker, g int64) (rows int64, err error) {
+// load reads, cuts and packs the documents of group g, and returns how many rows they fill, and how
+// many of them are long.
+func (r *documentRows) load(p *groupPacker, g int64) (rows, long int64, err error) {
 	first := g * groupDocuments
 	n := min(r.documents.Count()-first, groupDocuments)
 	p.bounds, p.bounds[0] = p.bounds[:n+1], 0
 	// bounds[0] is the end of the previous group's last document, or 0.
 	if err := r.documents.Ends(max(first-1, 0), p.bounds[1-min(g, 1):]); err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	p.remainders = p.remainders[:0]
 	for i, end := range p.bounds[1:] {
-		full, remainder := r.cut(end - p.bounds[i])
+		n := end - p.bounds[i]
+		full, remainder := r.cut(n)
 		if rows += full; remainder > 0 {
 			p.remainders = append(p.remainders, remainder)
 		}
+		if r.isLong(n) {
+			long++
+		}
 	}
 	if p.packer == nil {
-		return rows + int64(len(p.remainders)), nil
+		return rows + int64(len(p.remainders)), long, nil
 	}
 	p.packer.pack(p.remainders)
-	return rows + int64(len(p.packer.segmentCounts)), nil
+	return rows + int64(len(p.packer.segmentCounts)), long, nil
 }
 
 // layOut builds p.rowGroup from the group that was loaded last.
@@ -231,7 +250,7 @@ func (r *documentRows) rowsHolding(pos int64) (list []rowRange, err error) {
 	return list, nil
 }
 
-func (r *documentRows) groupSums() []int64 { return r.sums }
+func (r *documentRows) counts() RowCounts { return RowCounts{r.sums, r.long} }
 
 func (r *documentRows) loadGroup(number int64) (*rowGroup, error) {
 	if found := r.cached[number].Load(); found != nil {
@@ -239,7 +258,7 @@ func (r *documentRows) loadGroup(number int64) (*rowGroup, error) {
 	}
 	p := r.packerPool.Get().(*groupPacker)
 	defer r.packerPool.Put(p)
-	if _, err := r.load(p, number); err != nil {
+	if _, _, err := r.load(p, number); err != nil {
 		return nil, fmt.Errorf("documents %d to %d: %w", number*groupDocuments, min((number+1)*groupDocuments, r.documents.Count())-1, err)
 	}
 	r.layOut(p)

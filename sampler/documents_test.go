@@ -63,7 +63,7 @@ func documentSource(dtype array.DType, ends documentEnds, bos ...uint64) Source 
 }
 
 // rowsOf returns all rows of documents, computed as docs/orders.md says.
-func rowsOf(kind RowContent, t int64, ends documentEnds) (rows [][]Segment) {
+func rowsOf(kind RowContent, tooLong TooLong, t int64, ends documentEnds) (rows [][]Segment) {
 	for first := 0; first < len(ends); first += groupDocuments {
 		var segments []Segment
 		for d := first; d < min(first+groupDocuments, len(ends)); d++ {
@@ -71,9 +71,13 @@ func rowsOf(kind RowContent, t int64, ends documentEnds) (rows [][]Segment) {
 			if d > 0 {
 				start = ends[d-1]
 			}
+			isLong := ends[d]-start > t+1
+			if isLong && tooLong == Drop {
+				continue
+			}
 			for first := start; first == start || first < ends[d]-1; first += t {
 				segments = append(segments, Segment{Start: first, Len: int(min(t+1, ends[d]-first)), Document: int64(d)})
-				if kind == DocumentFirst {
+				if kind == DocumentFirst || isLong && tooLong == Truncate {
 					break
 				}
 			}
@@ -125,7 +129,23 @@ func rowsOf(kind RowContent, t int64, ends documentEnds) (rows [][]Segment) {
 	return rows
 }
 
-var documentKinds = []RowContent{OfDocument, DocumentFirst, Packed}
+var (
+	documentKinds = []RowContent{OfDocument, DocumentFirst, Packed}
+	tooLongs      = []TooLong{Cut, Drop, Truncate}
+)
+
+// aroundRows returns the ends of documents with lengths around those of one and of several rows, in
+// random order, after a document of one token.
+func aroundRows(r *rand.Rand, t int64, count int) (ends documentEnds) {
+	lengths := []int64{1, t - 1, t, t + 1, t + 2, 2*t - 1, 2 * t, 2*t + 1, 2*t + 2, 3*t + 1, 3*t + 2}
+	end := int64(1)
+	ends = documentEnds{end}
+	for range count {
+		end += max(lengths[r.IntN(len(lengths))], 1)
+		ends = append(ends, end)
+	}
+	return ends
+}
 
 // Rows have the segments that docs/orders.md defines.
 func TestRowsOfDocuments(t *testing.T) {
@@ -134,27 +154,141 @@ func TestRowsOfDocuments(t *testing.T) {
 		for _, T := range []int{1, 2, 7, 64, 5000, 300_000} {
 			for _, count := range []int{1, 2, 40, attempts(40, groupDocuments), attempts(groupDocuments+T%99, 3*groupDocuments-7)} {
 				ends := randomDocuments(r, count, 1+r.Int64N(int64(max(80, T))))
-				s := Settings{Name: "train", BatchSize: 1, BlockSize: T, DType: array.Int64, Layout: XY, Order: Sequential, World: 1, Rows: kind}
-				q, err := New([]Source{documentSource(array.Uint32, ends)}, s)
-				must(t, err)
-				want := rowsOf(kind, int64(T), ends)
-				if int(q.RowsPerEpoch()) != len(want) {
-					t.Fatalf("%s, T=%d, %d documents: %d rows, want %d", kind, T, count, q.RowsPerEpoch(), len(want))
-				}
-				for i, row := range want {
-					_, got, err := q.Segments(uint64(i), 0)
-					must(t, err)
-					if !slices.Equal(got, row) {
-						t.Fatalf("%s, T=%d, %d documents: row %d is %v, want %v", kind, T, count, i, got, row)
-					}
-				}
-				again, err := New([]Source{{Main: q.sources[0].arrays[0], Documents: unreadableDocuments{ends}, Groups: q.Groups()[0]}}, s)
-				must(t, err)
-				if again.RowsPerEpoch() != q.RowsPerEpoch() {
-					t.Errorf("%d rows, and %d from the counts", q.RowsPerEpoch(), again.RowsPerEpoch())
+				checkRowsOfDocuments(t, kind, "", T, ends)
+			}
+			if T <= 64 {
+				for _, tooLong := range tooLongs {
+					checkRowsOfDocuments(t, kind, tooLong, T, aroundRows(r, int64(T), attempts(300, 2*groupDocuments)))
 				}
 			}
 		}
+	}
+}
+
+func checkRowsOfDocuments(t *testing.T, kind RowContent, tooLong TooLong, T int, ends documentEnds) {
+	t.Helper()
+	s := Settings{Name: "train", BatchSize: 1, BlockSize: T, DType: array.Int64, Layout: XY, Order: Sequential, World: 1, Rows: kind, TooLong: tooLong}
+	q, err := New([]Source{documentSource(array.Uint32, ends)}, s)
+	must(t, err)
+	name := fmt.Sprintf("%s, too_long %s, T=%d, %d documents", kind, tooLong, T, len(ends))
+	want := rowsOf(kind, tooLong, int64(T), slices.Clone(ends))
+	if int(q.RowsPerEpoch()) != len(want) {
+		t.Fatalf("%s: %d rows, want %d", name, q.RowsPerEpoch(), len(want))
+	}
+	for i, row := range want {
+		_, got, err := q.Segments(uint64(i), 0)
+		must(t, err)
+		if !slices.Equal(got, row) {
+			t.Fatalf("%s: row %d is %v, want %v", name, i, got, row)
+		}
+	}
+	long, start := int64(0), int64(0)
+	for _, end := range ends {
+		if end-start > int64(T)+1 {
+			long++
+		}
+		start = end
+	}
+	if counts := q.Counts()[0]; counts.Long != long {
+		t.Errorf("%s: %d long documents, want %d", name, counts.Long, long)
+	}
+	again, err := New([]Source{{Main: q.sources[0].arrays[0], Documents: unreadableDocuments{ends}, Counts: q.Counts()[0]}}, s)
+	must(t, err)
+	if again.RowsPerEpoch() != q.RowsPerEpoch() || again.Counts()[0].Long != long {
+		t.Errorf("%s: %d rows, and %d from the counts", name, q.RowsPerEpoch(), again.RowsPerEpoch())
+	}
+}
+
+// With Drop, no row has a token of a long document. With Truncate, the first T+1 tokens of each
+// document are in one row of an epoch, and no others. Documents that are not long have the tokens
+// that they have with Cut. All of this holds in each source of a mixture with stages, and with BOS.
+func TestLongDocuments(t *testing.T) {
+	r := rand.New(rand.NewPCG(17, 18))
+	for _, kind := range documentKinds {
+		for _, T := range []int{1, 2, 5, 16} {
+			for n := range attempts(4, 20) {
+				ends := []documentEnds{aroundRows(r, int64(T), 60), aroundRows(r, int64(T), 25)}
+				s := Settings{Name: "train", BatchSize: 1 + r.IntN(4), BlockSize: T, DType: array.Int64, Layout: Tokens, World: 1, Seed: r.Uint64(), Rows: kind,
+					Order: []Order{Shuffle, Sequential}[r.IntN(2)]}
+				if n%2 == 0 {
+					s.Stages = []Stage{{Weights: []float64{2, 1}}, {FirstRow: 7, Weights: []float64{1, 3}}}
+				} else {
+					s.Weights = []float64{1, 2}
+				}
+				var sources []Source
+				for _, ends := range ends {
+					sources = append(sources, documentSource(array.Uint32, ends, testBOS))
+				}
+				if n%4 < 2 {
+					s.BOS = new(testBOS)
+				}
+				for _, s.TooLong = range tooLongs {
+					checkLongDocuments(t, sources, ends, s)
+				}
+			}
+		}
+	}
+}
+
+func checkLongDocuments(t *testing.T, sources []Source, ends []documentEnds, s Settings) {
+	t.Helper()
+	q, err := New(sources, s)
+	must(t, err)
+	// How often each token is in epoch 0.
+	seen := [2][]int{make([]int, length(sources[0])), make([]int, length(sources[1]))}
+	isOver := [2]bool{}
+	for k := uint64(0); isOver != [2]bool{true, true}; k++ {
+		tokens := viewAs[int64](readBatch(t, q, k)[:q.Batch().MainBytes()])
+		for j := range s.BatchSize {
+			source, segments, err := q.Segments(k, j)
+			must(t, err)
+			if q.Epoch(k, j) > 0 {
+				isOver[source] = true
+				continue
+			}
+			for _, segment := range segments {
+				copied := segment.Copied()
+				for i := range copied.Len {
+					pos := copied.Start + int64(i)
+					seen[source][pos]++
+					if got, want := tokens[j*(s.BlockSize+1)+copied.At+i], sources[source].Main.(*stubArray).values[pos]; got != want {
+						t.Fatalf("%+v: row %d of batch %d has token %d at %d, want %d", s, j, k, got, copied.At+i, want)
+					}
+				}
+			}
+		}
+	}
+	for source, ends := range ends {
+		start := int64(0)
+		for _, end := range ends {
+			n, row := end-start, int64(s.BlockSize)+1
+			for i := range n {
+				times := 1
+				switch {
+				case n <= row:
+				case s.LongDocuments() == Drop:
+					times = 0
+				case s.LongDocuments() == Truncate:
+					times = int(min(max(row-i, 0), 1))
+				case i > 0 && i < n-1 && i%int64(s.BlockSize) == 0 && s.BOS == nil:
+					times = 2 // ends a segment and begins the next
+				}
+				if got := seen[source][start+i]; got != times {
+					t.Fatalf("%+v: token %d of a document of %d tokens of source %d is in an epoch %d times, want %d", s, i, n, source, got, times)
+				}
+			}
+			start = end
+		}
+	}
+}
+
+// A source whose documents are all dropped has no rows.
+func TestAllDocumentsAreDropped(t *testing.T) {
+	s := Settings{Name: "train", BatchSize: 1, BlockSize: 4, DType: Native, Layout: XY, Order: Random, World: 1, Rows: Packed, TooLong: Drop}
+	_, err := New([]Source{documentSource(array.Uint32, documentEnds{6, 13})}, s)
+	const want = `shard0.bin: too_long = "drop" leaves no row, because every document of the source has more than block_size+1 = 5 tokens; raise block_size, or set`
+	if err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("error %v, want %s", err, want)
 	}
 }
 
@@ -285,7 +419,7 @@ func TestPackedRowsNeedLittlePadding(t *testing.T) {
 		end += max(1, int64(938*math.Exp(1.2*r.NormFloat64()-1.2*1.2/2)))
 		ends = append(ends, end)
 	}
-	rows, err := newDocumentRows(ends, windowSpec{len: 2049, stride: 2048, rows: Packed}, nil, NewTables(1<<20))
+	rows, err := newDocumentRows(ends, windowSpec{len: 2049, stride: 2048, rows: Packed}, RowCounts{}, NewTables(1<<20))
 	must(t, err)
 	if padding := 1 - float64(end)/float64(rows.sums[len(rows.sums)-1]*2049); padding >= 0.005 {
 		t.Errorf("%.2f%% of the rows is padding", 100*padding)
@@ -429,7 +563,7 @@ func BenchmarkRowsOfDocuments(b *testing.B) {
 			var rows *documentRows
 			for b.Loop() {
 				var err error
-				rows, err = newDocumentRows(ends, windowSpec{len: T + 1, stride: T, rows: Packed}, nil, NewTables(1<<20))
+				rows, err = newDocumentRows(ends, windowSpec{len: T + 1, stride: T, rows: Packed}, RowCounts{}, NewTables(1<<20))
 				must(b, err)
 			}
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(ends)), "ns/document")

@@ -142,10 +142,12 @@ func TestFindAgreesWithTheRows(t *testing.T) {
 	for _, kind := range documentKinds {
 		for i, order := range []Order{Random, Shuffle, Sequential, Random, Shuffle, Sequential} {
 			bos := []*uint64{nil, new(testBOS)}[i/3]
-			q, err := New([]Source{documentSource(array.Uint32, randomDocuments(r, attempts(30, groupDocuments+100), 12))}, Settings{Name: "train",
-				BatchSize: 3, BlockSize: 8, DType: array.Int64, Layout: XY, Order: order, Seed: 3, World: 1, Rows: kind, BOS: bos})
-			must(t, err)
-			checkFind(t, []*Sequence{q}, int64(attempts(1, 997)))
+			for _, tooLong := range tooLongs {
+				q, err := New([]Source{documentSource(array.Uint32, randomDocuments(r, attempts(30, groupDocuments+100), 12))}, Settings{Name: "train",
+					BatchSize: 3, BlockSize: 8, DType: array.Int64, Layout: XY, Order: order, Seed: 3, World: 1, Rows: kind, TooLong: tooLong, BOS: bos})
+				must(t, err)
+				checkFind(t, []*Sequence{q}, int64(attempts(1, 997)))
+			}
 		}
 	}
 	for range attempts(30, e2e.NormalOrSoak(100, 300)) {

@@ -15,7 +15,7 @@ import (
 	"batchfs/cache/localfile"
 )
 
-var update = flag.Bool("update", false, "recompute the batches in testdata/golden.json")
+var update = flag.Bool("update", false, "recompute the batches in testdata/golden.json and documents.json")
 
 // TestGolden pins the bytes of batches. Users' runs depend on them: if they changed, a resumed run
 // would silently get other data, and nobody could say later what step 12345 saw.
@@ -29,17 +29,28 @@ var update = flag.Bool("update", false, "recompute the batches in testdata/golde
 // by name. test/clients/reference.py, which shares no code with this package, must compute the same
 // lines: see its --selftest.
 func TestGolden(t *testing.T) {
-	const path = "testdata/golden.json"
+	checkGolden(t, "testdata/golden.json", func(g *goldenCase) (got []string, batches *[]string) { return g.compute(t), &g.Batches })
+}
+
+// TestGoldenDocuments pins the bytes of rows of documents like TestGolden. A line of batches has
+// the number of the batch, and the name and the hash of each array. The reference is
+// test/clients/documents.py.
+func TestGoldenDocuments(t *testing.T) {
+	checkGolden(t, "testdata/documents.json", func(g *goldenDocuments) (got []string, batches *[]string) { return g.compute(t), &g.Batches })
+}
+
+func checkGolden[C any](t *testing.T, path string, compute func(*C) (got []string, batches *[]string)) {
+	t.Helper()
 	raw, err := os.ReadFile(path)
 	must(t, err)
-	var cases []*goldenCase
+	var cases []*C
 	must(t, json.Unmarshal(raw, &cases))
 	for i, g := range cases {
-		got := g.compute(t)
-		if !*update && !slices.Equal(got, g.Batches) {
-			t.Errorf("case %d: %+v\nnow gives other batches:\n%s\nwant\n%s", i, *g, strings.Join(got, "\n"), strings.Join(g.Batches, "\n"))
+		got, batches := compute(g)
+		if !*update && !slices.Equal(got, *batches) {
+			t.Errorf("case %d: %+v\nnow gives other batches:\n%s\nwant\n%s", i, *g, strings.Join(got, "\n"), strings.Join(*batches, "\n"))
 		}
-		g.Batches = got
+		*batches = got
 	}
 	if *update {
 		raw, err := json.MarshalIndent(cases, "", "  ")
@@ -164,6 +175,72 @@ func (g *goldenCase) compute(t *testing.T) (batches []string) {
 			}
 		}
 		batches = append(batches, fmt.Sprintf("%d %x %s", k, sum.Sum(nil), strings.Join(starts, ",")))
+	}
+	return batches
+}
+
+// goldenDocuments is settings, as in config.toml, and some batches under them.
+type goldenDocuments struct {
+	// Counts has the number of documents in each source, which is one file with an index. Document
+	// i has 1 + i*i*7919 mod Most tokens. A token is its position among all sources, unless it is
+	// the first of a document and BOS is set.
+	Counts      []int         `json:"documents"`
+	Most        int64         `json:"most"`
+	Split       string        `json:"split"`
+	BatchSize   int           `json:"batch_size"`
+	BlockSize   int           `json:"block_size"`
+	DType       array.DType   `json:"dtype"`
+	Layout      Layout        `json:"layout"`
+	Order       Order         `json:"order"`
+	Seed        uint64        `json:"seed"`
+	Rank        int           `json:"rank"`
+	World       int           `json:"world"`
+	Rows        RowContent    `json:"rows"`
+	MaskTargets bool          `json:"mask_targets"`
+	EOT         uint64        `json:"eot"`
+	IgnoreIndex int64         `json:"ignore_index,omitempty"`
+	BOS         *uint64       `json:"bos,omitempty"`
+	TooLong     TooLong       `json:"too_long,omitempty"`
+	Stages      []goldenStage `json:"stages,omitempty"`
+	Batches     []string      `json:"batches"`
+}
+
+func (g *goldenDocuments) compute(t *testing.T) (batches []string) {
+	t.Helper()
+	s := Settings{
+		Name: g.Split, BatchSize: g.BatchSize, BlockSize: g.BlockSize, DType: g.DType, Layout: g.Layout, Order: g.Order, Seed: g.Seed, Rank: g.Rank, World: g.World,
+		Rows: g.Rows, TooLong: g.TooLong, Documents: true, MaskTargets: g.MaskTargets, EOT: g.EOT, HasEOT: true, IgnoreIndex: g.IgnoreIndex, BOS: g.BOS,
+	}
+	for _, stage := range g.Stages {
+		s.Stages = append(s.Stages, Stage(stage))
+	}
+	var sources []Source
+	begin := int64(0)
+	for _, count := range g.Counts {
+		tokens, ends := newNumbered(array.Uint32, 0, 0), documentEnds{}
+		for i := range int64(count) {
+			for n := range 1 + i*i*7919%g.Most {
+				token := begin + int64(len(tokens.values))
+				if n == 0 && g.BOS != nil {
+					token = int64(*g.BOS)
+				}
+				tokens.values = append(tokens.values, token)
+			}
+			ends = append(ends, int64(len(tokens.values)))
+		}
+		tokens.extents[0].Len = int64(len(tokens.values))
+		sources, s.Weights = append(sources, Source{Main: tokens, Documents: ends}), append(s.Weights, 1)
+		begin += tokens.Len()
+	}
+	q, err := New(sources, s)
+	must(t, err)
+	for _, k := range []uint64{0, 1, 17, 1_000_000, q.Batches() - 1} {
+		line, whole := fmt.Sprint(k), readBatch(t, q, k)
+		for _, a := range q.Batch().Arrays {
+			sum := sha256.Sum256(whole[a.Offset:][:a.Bytes()])
+			line += fmt.Sprintf(" %s %x", a.Name, sum[:8])
+		}
+		batches = append(batches, line)
 	}
 	return batches
 }

@@ -17,7 +17,7 @@ type hostShare struct {
 // wholeShare returns the share that has all windows. For rows of documents, a run is about a group.
 func (s *starts) wholeShare() hostShare {
 	share := hostShare{starts: s, windows: s.disjointCount}
-	if groups := int64(len(s.rows.groupSums())); groups > 0 {
+	if groups := int64(len(s.rows.counts().Groups)); groups > 0 {
 		share.runLen = (s.disjointCount + groups - 1) / groups
 	}
 	return share

@@ -276,11 +276,10 @@ func (q *Sequence) Segments(k uint64, j int) (source int, list []Segment, err er
 	return source, list, err
 }
 
-// Groups returns, for each source, the number of rows up to the end of each group of documents, or
-// nil for rows of Windows. The caller must not change it.
-func (q *Sequence) Groups() (list [][]int64) {
+// Counts returns the counts of each source. The caller must not change them.
+func (q *Sequence) Counts() (list []RowCounts) {
 	for _, s := range q.sources {
-		list = append(list, s.starts.rows.groupSums())
+		list = append(list, s.starts.rows.counts())
 	}
 	return list
 }

@@ -1,6 +1,10 @@
 package sampler
 
-import "batchfs/cache/array"
+import (
+	"cmp"
+
+	"batchfs/cache/array"
+)
 
 // MaxBatches is the number of batches in a sequence.
 const MaxBatches = array.MaxBatches
@@ -48,6 +52,7 @@ type Settings struct {
 
 	Arrays      []AlignedArray // aligned arrays, in the order of Source.Aligned
 	Rows        RowContent     // contents of a row; "" is Windows
+	TooLong     TooLong        // what happens to a document longer than a row; "" is Cut
 	EOT         uint64         // last token of documents in a source without Documents, and padding
 	HasEOT      bool           // whether EOT is known; otherwise it is 0
 	BOS         *uint64        // first token of every segment of a document, and padding; nil: none
@@ -126,10 +131,29 @@ type RowContent string
 
 const (
 	Windows       RowContent = "windows"        // T+1 tokens from anywhere
-	OfDocument    RowContent = "document"       // tokens of a document; long ones take several rows
+	OfDocument    RowContent = "document"       // tokens of one document
 	DocumentFirst RowContent = "document-first" // the first tokens of a document
-	Packed        RowContent = "packed"         // whole documents; those that do not fit are cut
+	Packed        RowContent = "packed"         // whole documents, if they fit
 )
+
+// TooLong selects which tokens of a long document are in rows. A document is long if it has more
+// tokens than a row, BlockSize+1. With Windows, no document is long.
+type TooLong string
+
+const (
+	Cut      TooLong = "cut"      // all, in several rows
+	Drop     TooLong = "drop"     // none
+	Truncate TooLong = "truncate" // the first BlockSize+1
+)
+
+// LongDocuments returns what happens to long documents, given that DocumentFirst truncates them
+// unless they are dropped.
+func (s *Settings) LongDocuments() TooLong {
+	if s.Rows == DocumentFirst && s.TooLong != Drop {
+		return Truncate
+	}
+	return cmp.Or(s.TooLong, Cut)
+}
 
 // hasDocumentRows reports whether rows are made of documents. Such rows may need padding.
 func (s *Settings) hasDocumentRows() bool { return s.Rows != "" && s.Rows != Windows }

@@ -51,11 +51,17 @@ type Source struct {
 	Aligned   []SourceArray // same order as Settings.Arrays
 	Documents Documents     // where documents end, whatever Settings.EOT is; nil if unknown
 
-	// Groups is the result of Sequence.Groups for an earlier sequence of the same rows. If it is
-	// nil, New counts the rows of documents, which takes about a second per 10^7 documents.
-	Groups []int64
+	// Counts is the result of Sequence.Counts for an earlier sequence of the same rows. If it is
+	// empty, New counts the rows of documents, which takes about a second per 10^7 documents.
+	Counts RowCounts
 
 	Tables *Tables // may be shared by sources; nil: its own, of up to 64 MiB
+}
+
+// RowCounts describes the rows of documents of a source. It is empty for rows of Windows.
+type RowCounts struct {
+	Groups []int64 // number of rows up to the end of each group of documents
+	Long   int64   // number of long documents; see TooLong
 }
 
 // A boundSource is a Source under the settings of one sequence.
@@ -89,7 +95,7 @@ func newBoundSource(from Source, s Settings) (boundSource, error) {
 	if from.Tables == nil {
 		from.Tables = NewTables(defaultTableBytes)
 	}
-	cache := &windowCache{source: from, groupsSpec: s.newWindowSpec()}
+	cache := &windowCache{source: from, countsSpec: s.newWindowSpec()}
 	return boundSource{arrays: from.arrays(), documents: from.Documents, vocab: newVocabulary(main.VocabSize(), main.DType()), cache: cache}, nil
 }
 

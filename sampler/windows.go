@@ -10,10 +10,11 @@ import (
 
 // A windowSpec is the part of the settings that determines where rows begin and what they hold.
 type windowSpec struct {
-	len    int64      // elements of a window: T+1 for tokens
-	stride int64      // elements between the starts of disjoint windows: T for tokens
-	rows   RowContent // "" for windows
-	bos    bool       // whether a segment that continues a document has BOS as its first token
+	len     int64      // elements of a window: T+1 for tokens
+	stride  int64      // elements between the starts of disjoint windows: T for tokens
+	rows    RowContent // "" for windows
+	tooLong TooLong    // what happens to long documents; "" for windows
+	bos     bool       // whether a segment that continues a document has BOS as its first token
 }
 
 func (s *Settings) newWindowSpec() windowSpec {
@@ -21,7 +22,7 @@ func (s *Settings) newWindowSpec() windowSpec {
 	if s.Layout == Rows {
 		w = windowSpec{len: 1, stride: 1}
 	} else if s.hasDocumentRows() {
-		w.rows, w.bos = s.Rows, s.BOS != nil
+		w.rows, w.tooLong, w.bos = s.Rows, s.LongDocuments(), s.BOS != nil
 	}
 	return w
 }
@@ -44,9 +45,7 @@ type sourceRows interface {
 	// rowsHolding returns the rows that hold the element at pos.
 	rowsHolding(pos int64) ([]rowRange, error)
 
-	// groupSums returns the number of rows up to the end of each group of documents; see
-	// Sequence.Groups.
-	groupSums() []int64
+	counts() RowCounts
 }
 
 // A rowRange is the rows with starts in [from, to). All hold one element, at index element-start of
@@ -183,12 +182,12 @@ func (w *windowRows) rowsHolding(pos int64) ([]rowRange, error) {
 	return []rowRange{{pos - w.len + 1, pos + 1, pos}}, nil
 }
 
-func (w *windowRows) groupSums() []int64 { return nil }
+func (w *windowRows) counts() RowCounts { return RowCounts{} }
 
 // A windowCache holds the starts of one source by their windowSpec, for all its sequences.
 type windowCache struct {
 	source     Source
-	groupsSpec windowSpec // spec of the rows that Source.Groups counts
+	countsSpec windowSpec // spec of the rows that Source.Counts counts
 	weakCache[windowSpec, starts]
 }
 
@@ -197,14 +196,18 @@ func (c *windowCache) build(spec windowSpec) (*starts, error) {
 	if spec.rows == "" {
 		return newStarts(extents, spec, &windowRows{spec, c.source.Documents}, c.source.Tables)
 	}
-	var sums prefixSums
-	if spec == c.groupsSpec {
-		sums = c.source.Groups
+	var counts RowCounts
+	if spec == c.countsSpec {
+		counts = c.source.Counts
 	}
-	rows, err := newDocumentRows(c.source.Documents, spec, sums, c.source.Tables)
+	rows, err := newDocumentRows(c.source.Documents, spec, counts, c.source.Tables)
 	if err != nil {
 		return nil, err
 	}
 	numbers := []array.Extent{{Name: extents[0].Name, Len: rows.sums[len(rows.sums)-1]}}
+	if numbers[0].Len == 0 {
+		return nil, fmt.Errorf("%s: too_long = %q leaves no row, because every document of the source has more than block_size+1 = %d tokens; "+
+			"raise block_size, or set too_long = %q or %q", numbers[0].Name, Drop, spec.len, Truncate, Cut)
+	}
 	return newStarts(numbers, windowSpec{len: 1, stride: 1}, rows, c.source.Tables)
 }

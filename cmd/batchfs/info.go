@@ -18,6 +18,7 @@ import (
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/cmd/batchfs/scan"
 	"batchfs/cmd/batchfs/terminal"
+	"batchfs/sampler"
 )
 
 // fileFlags holds the flags of commands that take token files instead of splits.
@@ -50,6 +51,7 @@ func checkOneOf[S ~string](flag string, value S, words []S) error {
 func infoCommand() *cobra.Command {
 	var flags fileFlags
 	var asJSON bool
+	var blockSize int64
 	o := scan.InfoOptions{}
 	cmd := &cobra.Command{
 		Use:   "info FILE...",
@@ -60,19 +62,24 @@ store (AWS_ENDPOINT_URL, AWS_REGION).
 
 Info then draws the distributions of token ids and of the lengths of documents, over
 all files. The lengths show which block_size holds most documents, and what packing
-would save. They come from the indexes of files that have one.
+would save. They come from the indexes of files that have one. --block-size counts the
+documents that are longer than a row, which the key too_long cuts, drops or truncates.
 
 If a file is larger than 64 MiB, info reads only a sample, 16 blocks of 4 MiB, and
 says so; of more than 2,097,152 documents, it reads the lengths of as many. --all
 reads everything.`,
 		Example: `  batchfs info train.bin
   batchfs info fineweb_*.bin --all
+  batchfs info train.bin --block-size 2048
   batchfs info ids.bin --token-dtype uint32 --json
   batchfs info 's3://corpora/web/train_*.bin'`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: command.Interruptible(func(cmd *cobra.Command, args []string) (err error) {
 			if o.Open, err = flags.options(); err != nil {
 				return err
+			}
+			if blockSize < 0 || blockSize > sampler.MaxBlockSize {
+				return fmt.Errorf("--block-size: must be from 0 to %d (got %d)", sampler.MaxBlockSize, blockSize)
 			}
 			var s scan.Survey
 			var bad []error
@@ -92,7 +99,7 @@ reads everything.`,
 					}
 				}
 			}
-			s.Finish()
+			s.Finish(blockSize)
 			switch {
 			case len(s.Files) > 0 && asJSON:
 				err = terminal.WriteJSON(cmd.OutOrStdout(), s)
@@ -104,6 +111,7 @@ reads everything.`,
 	}
 	flags.register(cmd)
 	cmd.Flags().BoolVar(&o.All, "all", false, "read whole files instead of a sample")
+	cmd.Flags().Int64Var(&blockSize, "block-size", 0, "count the documents with more than `T`+1 tokens, which are longer than a row")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }

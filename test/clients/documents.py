@@ -23,10 +23,14 @@ GROUP = 4096  # documents that are packed together
 NUMPY = {"uint8": "u1", "uint16": "<u2", "uint32": "<u4", "int32": "<i4", "int64": "<i8", "float16": "<f2"}
 
 
-def cut(begin, end, t):
+def cut(begin, end, t, too_long):
     """Returns the pieces of a document, each a (first token, length)."""
     if end - begin <= t + 1:
         return [(begin, end - begin)][:end - begin]
+    if too_long == "drop":
+        return []
+    if too_long == "truncate":
+        return [(begin, t + 1)]
     return [(at, min(t + 1, end - at)) for at in range(begin, end - 1, t)]
 
 
@@ -45,11 +49,11 @@ def pack(pieces, size):
     return sorted(sorted(row) for row in rows)
 
 
-def rows_of(kind, ends, t):
+def rows_of(kind, ends, t, too_long):
     """Returns all rows of a source and its number of document groups."""
     begins, rows = [0, *ends[:-1]], []
     for g in range(0, len(ends), GROUP):
-        documents = [cut(b, e, t) for b, e in zip(begins[g:g + GROUP], ends[g:g + GROUP])]
+        documents = [cut(b, e, t, too_long) for b, e in zip(begins[g:g + GROUP], ends[g:g + GROUP])]
         if kind == "document-first":
             rows += [[pieces[0]] for pieces in documents if pieces]
         elif kind == "document":
@@ -61,7 +65,7 @@ def rows_of(kind, ends, t):
 
 class Sequence:
     def __init__(self, split, sources, batch_size, block_size, dtype, layout, order, seed, rank, world, rows, documents, mask_targets,
-                 eot=None, bos=None, ignore_index=-100, arrays=(), join=False, stages=(), only=0):
+                 eot=None, bos=None, ignore_index=-100, arrays=(), join=False, stages=(), only=0, too_long="cut"):
         self.__dict__.update({name: value for name, value in locals().items() if name != "self"})
         self.shuffle_block, self.mixed = 0, len(sources) > 1 or bool(stages)
         self.each, limits = [], []
@@ -79,7 +83,7 @@ class Sequence:
             if rows == "windows":
                 one["order"] = Source(name, [len(f) for f in files], 0, self)
             else:
-                one["rows"], one["groups"] = rows_of(rows, ends, block_size)
+                one["rows"], one["groups"] = rows_of(rows, ends, block_size, too_long)
             epochs = source.get("max_epochs", 0)
             limits.append(int(decimal(epochs) * (one["order"].rows if rows == "windows" else len(one["rows"]))) if epochs else None)
             for a in arrays:
@@ -202,6 +206,9 @@ def make(directory, seed):
             s["eot"] = 7
         if kind != "windows" and chance.random() < 0.5:
             s["bos"] = 5
+        if kind != "windows":
+            # A file that is one document is long.
+            s["too_long"] = chance.choice(["cut", "truncate"] if s["documents"] == "files" else ["cut", "drop", "truncate"])
         s["rank"] = chance.randrange(s["world"])
         arrays = [{"name": "mask", "dtype": "uint8", "shape": [], "at": "y"}, {"name": "logits", "dtype": "float16", "shape": [3], "at": "x"}]
         arrays = chance.sample(arrays, chance.randrange(3))
@@ -217,7 +224,11 @@ def make(directory, seed):
                 path = f"{directory}/{n}-{i}-{f}.bin"
                 count = 5000 if n == f == 0 else chance.randrange(1, 300)
                 lengths = [int(chance.random() ** 3 * chance.choice([10, 10, 200])) for _ in range(count)]
+                if s.get("too_long"):  # many lengths around those of one and of two rows
+                    t = s["block_size"]
+                    lengths = [n if chance.random() < 0.5 else chance.choice([1, 2]) * t + chance.randrange(-1, 3) for n in lengths]
                 lengths[chance.randrange(count)] += 70  # at least one window
+                lengths.append(1)  # at least one document to keep
                 ends = np.cumsum(lengths)
                 tokens = np.array([chance.randrange(20) for _ in range(ends[-1])])
                 tokens[np.unique([0, *ends[ends < ends[-1]]])] = s.get("bos", tokens[0])
@@ -232,15 +243,20 @@ def make(directory, seed):
                     aligned_paths[a["name"]].append(name)
             sources.append({"tokens": paths, "weight": weight, "token_dtype": token_dtype, "arrays": aligned_paths})
         one = len(sources) == 1
+        stages = [{"weights": [2, 1]}, {"weights": [1, 3], "from_row": chance.randrange(1, 20)}] if not one and chance.random() < 0.5 else []
         if one:
             config += f"tokens = {json.dumps(sources[0]['tokens'])}\n"
         for source in sources:
             if not one:
-                config += f"[[splits.s{n}.sources]]\ntokens = {json.dumps(source['tokens'])}\nweight = {source['weight']}\n"
+                config += f"[[splits.s{n}.sources]]\ntokens = {json.dumps(source['tokens'])}\n"
+                config += "" if stages else f"weight = {source['weight']}\n"
             for a in arrays:
                 config += f"[[splits.s{n}.{'' if one else 'sources.'}arrays]]\nfiles = {json.dumps(source['arrays'][a['name']])}\n"
                 config += "".join(f"{key} = {json.dumps(value)}\n" for key, value in a.items())
-        described.append(s | {"sources": sources, "arrays": arrays})
+        for stage in stages:
+            config += f"[[splits.s{n}.stages]]\nweights = {{0 = {stage['weights'][0]}, 1 = {stage['weights'][1]}}}\n"
+            config += f"from_row = {stage['from_row']}\n" if "from_row" in stage else ""
+        described.append(s | {"sources": sources, "arrays": arrays, "stages": stages})
     with open(f"{directory}/config.toml", "w") as f:
         f.write(config)
     with open(f"{directory}/settings.json", "w") as f:

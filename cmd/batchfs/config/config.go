@@ -451,6 +451,9 @@ func (s *Split) checkRows() error {
 	case s.BeginOfText >= 0 && !ofDocuments:
 		return fmt.Errorf("%s: bos begins segments of documents; set rows = \"packed\" or \"document\", or leave bos out (got rows = %q)",
 			s.MessagePrefix("bos", "rows"), s.Rows)
+	case s.TooLong != sampler.Cut && !ofDocuments:
+		return fmt.Errorf("%s: windows hold tokens of any document, however long; set rows = \"packed\", \"document\" or \"document-first\", or leave too_long out (got rows = %q)",
+			s.MessagePrefix("too_long", "rows"), s.Rows)
 	}
 	return nil
 }

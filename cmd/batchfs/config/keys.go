@@ -191,6 +191,13 @@ var batchTable = table{name: "[batch]", help: "What a batch contains. These keys
 			"  packed: as many whole documents as fit.\n" +
 			"All except windows need an index of documents. They pad rows with bos, eot or 0, and add the array lengths, " +
 			"the number of tokens in each row of x."},
+	{name: "too_long", effect: OnRows, initial: "cut",
+		valueType: oneOf(func(c *Split) *sampler.TooLong { return &c.TooLong }, sampler.Cut, sampler.Drop, sampler.Truncate),
+		help: "What happens to a document that is longer than a row, T+1 tokens. It needs rows other than windows.\n" +
+			"  cut: its parts are in several rows.\n" +
+			"  drop: no row has any of its tokens.\n" +
+			"  truncate: only its first T+1 tokens are read, as always with document-first.\n" +
+			"Set drop or truncate for chats: the tail of a chat that is cut trains without its prompt. info.json and README count these documents."},
 	{name: "start", effect: OnMount, initial: 0, inPath: true, valueType: wholeNumber(func(c *Split) *uint64 { return &c.Start }, 0, sampler.MaxBatches-1),
 		help: "The number of the first batch that `next` returns. To resume a run, set it to the number of batches that were read, which is the number of the next one."},
 	{name: "steps", effect: OnSizes, example: 10000, inPath: true, valueType: wholeNumber(func(c *Split) *uint64 { return &c.Steps }, 1, sampler.MaxBatches),

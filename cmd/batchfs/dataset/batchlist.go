@@ -81,6 +81,7 @@ func (d *Dataset) ScheduleSettings() string {
 func (d *Dataset) spec() fs.Spec {
 	return fs.Spec{
 		Name:           d.Split.Path(),
+		Note:           d.longDocumentsNote(),
 		Batch:          d.Sequence.Batch(),
 		Batches:        d.Sequence.Batches(),
 		Steps:          d.Steps,

@@ -36,12 +36,12 @@ type Dataset struct {
 
 	openedFiles
 	arrays        []*cache.Array
-	mains         []*cache.Array  // one for each source
-	tables        *sampler.Tables // cache of precomputed tables, shared by all splits
-	formatsDigest func() string   // see digestFormats; computed by the first call
-	sourceFormats func() []string // formatsDigest for each source alone
-	fileCount     int             // files of all arrays, including indexes of documents
-	groups        [][]int64       // see sampler.Source.Groups; one for each source
+	mains         []*cache.Array      // one for each source
+	tables        *sampler.Tables     // cache of precomputed tables, shared by all splits
+	formatsDigest func() string       // see digestFormats; computed by the first call
+	sourceFormats func() []string     // formatsDigest for each source alone
+	fileCount     int                 // files of all arrays, including indexes of documents
+	counts        []sampler.RowCounts // one for each source
 	// mounted is the sequence with the schedule that was mounted, which determines the sizes of
 	// files. It is nil unless a restart has changed the schedule.
 	mounted      *sampler.Sequence
@@ -172,10 +172,10 @@ func (o *Opener) openFiles(s *config.Split, previous [][]*cache.Array, p *Progre
 	return s, f, nil
 }
 
-// newDataset binds token files to the settings of a split. To save counting rows, groups may be
+// newDataset binds token files to the settings of a split. To save counting rows, counts may be
 // those of an earlier Dataset of the split, and schedule its schedule; otherwise, they are nil.
-func (o *Opener) newDataset(s *config.Split, f openedFiles, groups [][]int64, schedule *sampler.Schedule) (*Dataset, error) {
-	d := &Dataset{openedFiles: f, arrays: slices.Concat(f.sources...), groups: groups, tables: o.Tables}
+func (o *Opener) newDataset(s *config.Split, f openedFiles, counts []sampler.RowCounts, schedule *sampler.Schedule) (*Dataset, error) {
+	d := &Dataset{openedFiles: f, arrays: slices.Concat(f.sources...), counts: counts, tables: o.Tables}
 	d.formatsDigest = sync.OnceValue(func() string { return digestFormats(f.sources) })
 	d.sourceFormats = sync.OnceValue(func() (list []string) {
 		for i := range f.sources {
@@ -216,7 +216,7 @@ func (d *Dataset) bindSettings(split *config.Split, schedule *sampler.Schedule) 
 	if err := d.checkCaps(); err != nil {
 		return err
 	}
-	d.groups = d.Sequence.Groups()
+	d.counts = d.Sequence.Counts()
 	s.DType = d.Sequence.DType // instead of native, so that equal settings have the same path
 	return d.countSteps()
 }
@@ -240,8 +240,8 @@ func (d *Dataset) newSequence(n int, settings sampler.Settings, schedule *sample
 func (d *Dataset) samplerSource(i int, vocabSize int64) (from sampler.Source, err error) {
 	main := d.mains[i]
 	from.Main, from.Tables = main, d.tables
-	if i < len(d.groups) {
-		from.Groups = d.groups[i]
+	if i < len(d.counts) {
+		from.Counts = d.counts[i]
 	}
 	if err := d.Split.CheckVocabSize(vocabSize, main.DType(), main.Axes()); err != nil {
 		return from, err

@@ -36,7 +36,7 @@ func (d *Dataset) settings() map[string]any {
 			return q.TorchState == nil
 		case "documents", "mask_targets", "rows", "eot":
 			return !s.HasEOT && !s.UsesDocuments()
-		case "shuffle_block", "local_world", "ignore_index", "bos":
+		case "shuffle_block", "local_world", "ignore_index", "bos", "too_long":
 			return d.effect(key) == nil
 		}
 		return false
@@ -86,6 +86,9 @@ func (d *Dataset) Info() []byte {
 	if size := d.vocabSize(); size > 0 {
 		all["vocab_size"] = size
 	}
+	if d.Sequence.Rows != sampler.Windows {
+		all["long_documents"] = d.longDocuments()
+	}
 	if len(d.Split.Sources) > 0 {
 		all["sources"] = d.sourceInfos()
 		if d.Split.Scheduled() {
@@ -101,6 +104,28 @@ func (d *Dataset) Info() []byte {
 		}
 	}
 	return indentedJSON(all)
+}
+
+// longDocuments returns the number of documents that are longer than a row, in all sources.
+func (d *Dataset) longDocuments() (n int64) {
+	for _, counts := range d.Sequence.Counts() {
+		n += counts.Long
+	}
+	return n
+}
+
+// longDocumentsNote says for people how many documents are longer than a row, and what happens to
+// them. It is empty if there are none, or if rows are windows.
+func (d *Dataset) longDocumentsNote() string {
+	long, all := d.longDocuments(), int64(0)
+	if long == 0 {
+		return ""
+	}
+	for _, main := range d.mains {
+		all += main.Documents().Count()
+	}
+	happens := map[sampler.TooLong]string{sampler.Cut: "cut, and continue in other rows", sampler.Drop: "dropped", sampler.Truncate: "truncated"}
+	return fmt.Sprintf("%d of %d documents are longer than a row, %d tokens: they are %s", long, all, d.Sequence.BlockSize+1, happens[d.Sequence.LongDocuments()])
 }
 
 // EpochBatches returns the number of batches in an epoch, or 0 for mixtures and orders without
@@ -143,6 +168,9 @@ func (d *Dataset) sourceInfos() (list []map[string]any) {
 		}
 		if main.VocabSize() > 0 {
 			info["vocab_size"] = main.VocabSize()
+		}
+		if d.Sequence.Rows != sampler.Windows {
+			info["long_documents"] = d.Sequence.Counts()[i].Long
 		}
 		list = append(list, info)
 	}

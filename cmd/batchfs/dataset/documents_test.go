@@ -5,9 +5,12 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 
+	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
@@ -126,6 +129,107 @@ func TestOriginsWithBOS(t *testing.T) {
 	}
 }
 
+// info.json and README count the documents that are longer than a row, and inspect --find says why
+// no row has a token of one. A process that takes over knows the counts.
+func TestLongDocumentsAreCounted(t *testing.T) {
+	writeDocuments(t) // of 1 to 40 tokens; a row has 9
+	for _, test := range []struct {
+		split, tooLong string
+		first, last    string // why the first and the last token are in no batch
+		note           string
+	}{
+		{"packed", "cut", "", "", "31 of 40 documents are longer than a row, 9 tokens: they are cut, and continue in other rows"},
+		{"packed", "drop", "", `document 39 has 40 tokens, more than a row of 9, so too_long = "drop" leaves it out`,
+			"31 of 40 documents are longer than a row, 9 tokens: they are dropped"},
+		{"document", "truncate", "", "document 39 has 40 tokens, of which only the first 9 are read",
+			"31 of 40 documents are longer than a row, 9 tokens: they are truncated"},
+		{"first", "cut", "", "document 39 has 40 tokens, of which only the first 9 are read",
+			"31 of 40 documents are longer than a row, 9 tokens: they are truncated"},
+		{"windows", "cut", "", "", ""},
+	} {
+		s := takeWith(t, config.Flags{Sets: []string{"splits." + test.split + ".too_long=" + test.tooLong}})
+		d, err := s.OpenPath(test.split)
+		must(t, err)
+		long, err := s.OpenPath(test.split + "/block_size=39")
+		must(t, err)
+		for _, check := range []struct {
+			d    *Dataset
+			note string
+			want any
+		}{{d, test.note, float64(31)}, {long, "", float64(0)}} {
+			if test.note == "" {
+				check.want = nil
+			}
+			var info map[string]any
+			must(t, json.Unmarshal(check.d.Info(), &info))
+			if spec := check.d.spec(); info["long_documents"] != check.want || spec.Note != check.note {
+				t.Errorf("%s, too_long %s: %v long documents and the note %q, want %v and %q", check.d.Split.Path(), test.tooLong, info["long_documents"], spec.Note, check.want, check.note)
+			}
+		}
+		for pos, want := range map[int64]string{0: test.first, d.Len() - 1: test.last} {
+			found, err := d.Find(t.Context(), pos, 0, func(int64, int64) {})
+			must(t, err)
+			var text bytes.Buffer
+			found.Print(&text)
+			if found.Reason != want || !strings.HasSuffix(text.String(), strings.TrimPrefix(want+"\n", "\n")) || want != "" && len(found.Occurrences) > 0 {
+				t.Errorf("%s, too_long %s: token %d: %q, want %q:\n%s", test.split, test.tooLong, pos, found.Reason, want, &text)
+			}
+		}
+	}
+}
+
+// A state of rows with cut documents has no too_long. It continues only if nothing else happens to
+// long documents.
+func TestStateOfLongDocuments(t *testing.T) {
+	writeDocuments(t)
+	open := func(tooLong string) *Dataset { return openSplitWith(t, "rows = 'packed'\ntoo_long = '"+tooLong+"'") }
+	for _, then := range []string{"cut", "drop", "truncate"} {
+		for _, now := range []string{"cut", "drop", "truncate"} {
+			saved := stateAt(t, open(then), 3)
+			if _, ok := saved["too_long"]; ok == (then == "cut") {
+				t.Errorf("too_long %s: the state %v", then, saved)
+			}
+			var want []string
+			if then != now {
+				want = append(want, fmt.Sprintf("too_long was '%s' and is '%s'", then, now))
+			}
+			if r := Resume(saved, stateAt(t, open(now), 0)); r.Malformed != "" || !slices.Equal(r.Differences, want) || r.Step != 3 {
+				t.Errorf("from %s to %s: %+v, want %q", then, now, r, want)
+			}
+		}
+	}
+}
+
+// When a followed file grows, the documents that are longer than a row are counted again, and rows
+// are those of the new documents.
+func TestLongDocumentsOfFollowed(t *testing.T) {
+	for _, tooLong := range []string{"drop", "truncate"} {
+		writeDocuments(t)
+		flags := config.Flags{Sets: []string{"splits.packed.on_change=follow", "splits.packed.too_long=" + tooLong}}
+		s := mountedSplitsOf(t, takeWith(t, flags), func(file *os.File) error { return file.Close() })[0]
+		if note := s.Current().Spec().Note; !strings.HasPrefix(note, "31 of 40 documents ") {
+			t.Errorf("before: %q", note)
+		}
+		index := testfiles.Bytes(t, "a.bin.index", 0, 8*40)
+		for _, end := range []uint64{829, 838, 848} { // of 9, 9 and 10 tokens
+			index = binary.LittleEndian.AppendUint64(index, end)
+		}
+		testfiles.Positions(t, map[string]int{"a.bin": 848})
+		testfiles.Write(t, map[string]string{"a.bin.index": string(index)})
+		now := mustCheckAll(t, s)
+		if note := s.Current().Spec().Note; now.Version != 1 || !strings.HasPrefix(note, "32 of 43 documents ") {
+			t.Errorf("after: version %d, %q", now.Version, note)
+		}
+		fresh := openFlags(t, flags)[0]
+		for k := range uint64(20) {
+			size := fresh.Sequence.Batch().Bytes()
+			if !bytes.Equal(readBatch(t, now.Read, size, k), readBatch(t, fresh.Sequence.Read, size, k)) {
+				t.Errorf("too_long %s: batch %d differs", tooLong, k)
+			}
+		}
+	}
+}
+
 // A process that takes over does not count the rows of documents again.
 func TestSnapshotKeepsCounts(t *testing.T) {
 	writeDocuments(t)
@@ -133,7 +237,7 @@ func TestSnapshotKeepsCounts(t *testing.T) {
 	s := takeSnapshot(t)
 	c, err := s.Config()
 	must(t, err)
-	s.Splits[0].Groups[0][0]--
+	s.Splits[0].RowCounts[0].Groups[0]--
 	d, err := s.open(c.Splits[0], NewOpener(c))
 	must(t, err)
 	if got, counted := d.Sequence.RowsPerEpoch(), want[0].Sequence.RowsPerEpoch(); got != counted-1 {

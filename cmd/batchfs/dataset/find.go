@@ -9,6 +9,7 @@ import (
 
 	"batchfs/internal/jsonbytes"
 	"batchfs/internal/printable"
+	"batchfs/sampler"
 )
 
 // A FoundToken is a token with the batches of one epoch that hold it.
@@ -17,6 +18,7 @@ type FoundToken struct {
 	Index       int64            `json:"index"` // position of the token in the file
 	Epoch       uint64           `json:"epoch"`
 	Occurrences []occurrence     `json:"occurrences"`
+	Reason      string           `json:"reason,omitempty"` // why a long document is in no batch
 
 	pos   int64 // position of the token in the split
 	split string
@@ -62,7 +64,30 @@ func (d *Dataset) Find(ctx context.Context, pos int64, epoch uint64, progress fu
 	if ctx.Err() != nil {
 		return nil, errors.New("interrupted")
 	}
-	return f, nil
+	if len(hits) == 0 && d.Sequence.LongDocuments() != sampler.Cut {
+		f.Reason, err = d.whyLeftOut(source, inSource)
+	}
+	return f, err
+}
+
+// whyLeftOut says why no row has the token at pos of a source. It returns an empty string unless
+// its document is longer than a row.
+func (d *Dataset) whyLeftOut(source int, pos int64) (string, error) {
+	documents := d.mains[source].Documents()
+	number, err := documents.NumberAt(pos)
+	if err != nil {
+		return "", err
+	}
+	bounds := make([]int64, 2) // start and end of the document; the first one starts at 0
+	err = documents.Ends(max(number-1, 0), bounds[1-min(number, 1):])
+	n, row := bounds[1]-bounds[0], int64(d.Sequence.BlockSize)+1
+	switch {
+	case err != nil || n <= row:
+		return "", err
+	case d.Sequence.LongDocuments() == sampler.Drop:
+		return fmt.Sprintf("document %d has %d tokens, more than a row of %d, so too_long = %q leaves it out", number, n, row, sampler.Drop), nil
+	}
+	return fmt.Sprintf("document %d has %d tokens, of which only the first %d are read", number, n, row), nil
 }
 
 // Print writes f in human-readable form.
@@ -72,6 +97,6 @@ func (f *FoundToken) Print(out io.Writer) {
 		fmt.Fprintf(out, "  batch %d of rank %d: %s, row number %d\n", found.Batch, found.Rank, strings.Join(found.elements, " and "), found.Row)
 	}
 	if len(f.Occurrences) == 0 {
-		fmt.Fprintln(out, "  in no batch")
+		fmt.Fprintln(out, strings.TrimSuffix("  in no batch: "+f.Reason, ": "))
 	}
 }

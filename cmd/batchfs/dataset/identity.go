@@ -131,6 +131,8 @@ func (d *Dataset) effect(key string) any {
 		return valueIf(q.Layout != sampler.Rows, q.BlockSize)
 	case "rows":
 		return valueIf(q.Rows != sampler.Windows, q.Rows)
+	case "too_long": // document-first truncates anyway
+		return valueIf(q.TooLong == sampler.Drop || q.TooLong == sampler.Truncate && q.Rows != sampler.DocumentFirst, q.TooLong)
 	case "mask_targets":
 		return valueIf(q.UsesDocuments(), s.MaskTargetsSetting())
 	case "ignore_index":
@@ -170,7 +172,7 @@ func hasDocuments(a *cache.Array) bool { return a.Documents() != nil }
 // rowSettings returns everything that decides the rows of a run, except batch_size and world, as
 // plain numbers and strings. A saved state holds all of it. It is the same on all ranks and, under
 // on_change = "follow", for all tokens. Settings without effect have fixed values, such as 0, or -1
-// for eot and bos.
+// for eot and bos, or are left out if they are in addedSettings.
 func (d *Dataset) rowSettings() map[string]any {
 	q, s := d.Sequence, d.Split
 	none := map[string]any{"split": "", "seed": 0, "torch_state": "", "shuffle_block": 0, "local_world": 1, "block_size": 0,
@@ -181,7 +183,9 @@ func (d *Dataset) rowSettings() map[string]any {
 		if value == nil {
 			value = none[key]
 		}
-		all[key] = plain(value)
+		if value != nil {
+			all[key] = plain(value)
+		}
 	}
 	delete(all, "source") // the weights show it
 	var weights, arrays []string

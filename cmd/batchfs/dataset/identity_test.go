@@ -102,6 +102,15 @@ var identityCases = []struct{ key, lines, change string }{
 	{"ignore_index", "documents = true\neot = 7", "ignore_index = -1"},
 	{"rows", "", "rows = 'document'"},
 	{"rows", "rows = 'document'", "rows = 'packed'"},
+	{"too_long", "", "too_long = 'cut'"},
+	{"too_long", "rows = 'packed'", "too_long = 'cut'"},
+	{"too_long", "rows = 'packed'", "too_long = 'drop'"},
+	{"too_long", "rows = 'packed'\ntoo_long = 'drop'", "too_long = 'truncate'"},
+	{"too_long", "rows = 'document'", "too_long = 'truncate'"},
+	{"too_long", "rows = 'document-first'", "too_long = 'truncate'"},
+	{"too_long", "rows = 'document-first'", "too_long = 'drop'"},
+	{"too_long", sources + "\nrows = 'packed'", "too_long = 'drop'"},
+	{"too_long", staged + "\nrows = 'packed'", "too_long = 'drop'"},
 	{"start", "", "start = 3"},
 	{"steps", "", "steps = 3"},
 	{"tokens", "", "tokens = 'b.bin'"},
@@ -217,6 +226,7 @@ func TestContinues(t *testing.T) {
 		{"another first stage", strings.Replace(staged, "a = 1", "a = 2", 1), false},
 		{"another source", strings.Replace(staged, "b.bin", "c.bin", 1), true},
 		{"another order", staged + "\n" + shuffle, true},
+		{"too_long without effect", staged + "\ntoo_long = 'cut'", false},
 		{"no stages", sources, true},
 	} {
 		now := openSplitWith(t, c.now)

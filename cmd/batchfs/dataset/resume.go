@@ -70,12 +70,24 @@ type Resumption struct {
 // Resume compares the saved state of a run with the state of a split at step 0. If both have an
 // identity, the batches before the saved state must be the same, too.
 func Resume(then, now State) Resumption {
+	then, now = then.complete(), now.complete()
 	r := Resumption{Malformed: then.malformed(now), Differences: []string{}} // [] in JSON, not null
 	if r.Malformed == "" {
 		r.Step, r.Rest = then.number("row")/now.rows(), then.number("row")%now.rows()
 		r.Differences = append(r.Differences, then.differences(now)...)
 	}
 	return r
+}
+
+// addedSettings has the settings that are newer than the first saved states, with the values that
+// have no effect. A state has these keys only with other values.
+var addedSettings = State{"too_long": string(sampler.Cut)}
+
+// complete returns s with all settings.
+func (s State) complete() State {
+	all := maps.Clone(addedSettings)
+	maps.Copy(all, s)
+	return all
 }
 
 // number returns the value of a key of the position, or of another one that cannot be negative.

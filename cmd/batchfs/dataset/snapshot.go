@@ -40,10 +40,10 @@ type splitSnapshot struct {
 	Fingerprint string
 	TorchState  []byte
 	Version     uint64
-	Unleased    string            // see Dataset.unleasedFile
-	Groups      [][]int64         // see Dataset.groups; saves workers from counting rows
-	Schedule    *sampler.Schedule // schedule without the settings of a path
-	Mounted     *sampler.Settings // settings of Dataset.mounted, or nil
+	Unleased    string              // see Dataset.unleasedFile
+	RowCounts   []sampler.RowCounts // see Dataset.counts; saves workers from counting rows
+	Schedule    *sampler.Schedule   // schedule without the settings of a path
+	Mounted     *sampler.Settings   // settings of Dataset.mounted, or nil
 
 	SourceFingerprints []string // see Dataset.sourceFingerprints
 }
@@ -70,7 +70,7 @@ func (d *Dataset) snapshot() splitSnapshot {
 		TorchState:  d.Split.TorchState,
 		Version:     d.Version,
 		Unleased:    d.unleasedFile,
-		Groups:      d.groups,
+		RowCounts:   d.counts,
 		Schedule:    d.Sequence.Schedule(),
 
 		SourceFingerprints: d.sourceFingerprints,
@@ -194,7 +194,7 @@ func (s *Snapshot) open(split *config.Split, o *Opener) (*Dataset, error) {
 			f.sources[i] = append(f.sources[i], array)
 		}
 	}
-	d, err := o.newDataset(&withState, f, data.Groups, data.Schedule)
+	d, err := o.newDataset(&withState, f, data.RowCounts, data.Schedule)
 	if err != nil {
 		return nil, err
 	}

@@ -142,7 +142,7 @@ func (c *corpus) rankSettings(split *config.Split) string {
 // index.
 func requireWindows(s *config.Split) error {
 	if s.Rows != "" && s.Rows != sampler.Windows {
-		return fmt.Errorf("%s: plan supports only rows = \"windows\" (got %q); leave rows out to get an approximation", s.MessagePrefix("rows"), s.Rows)
+		return fmt.Errorf("%s: plan supports only rows = \"windows\" (got %q); leave rows, bos and too_long out to get an approximation", s.MessagePrefix("rows"), s.Rows)
 	}
 	return nil
 }

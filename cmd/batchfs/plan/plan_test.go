@@ -224,6 +224,7 @@ func TestErrors(t *testing.T) {
 		{"--tokens 1G --step 1s --gb-price NaN", []string{"--gb-price", "NaN"}},
 		{"train --tokens 1G --step 1s", []string{"train", "--set"}},
 		{"--tokens 1G --step 1s --set batch.rows=packed", []string{"rows"}},
+		{"--tokens 1G --step 1s --set batch.rows=packed --set batch.too_long=drop", []string{"leave rows, bos and too_long out"}},
 		{"--step 1s", []string{"config.toml"}},
 	} {
 		_, err := runPlan(t, strings.Fields(test.args)...)

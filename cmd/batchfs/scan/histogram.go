@@ -85,22 +85,32 @@ type Lengths struct {
 	P99       int64 `json:"p99"`
 	Longest   int64 `json:"max"`
 	Mean      int64 `json:"mean"`
-	Bins      []Bin `json:"bins"`
+	// Long is the number of documents that are longer than a row; nil if its length is not known.
+	Long *int64 `json:"long_documents,omitempty"`
+	Bins []Bin  `json:"bins"`
+	row  int64  // tokens of a row, or 0
 }
 
-// describe returns the description of the documents in l, or nil if there are none.
-func (l lengths) describe() *Lengths {
+// describe returns the description of the documents in l, or nil if there are none. row is the
+// number of tokens in a row, or 0.
+func (l lengths) describe(row int64) *Lengths {
 	if len(l) == 0 {
 		return nil
 	}
-	var d Lengths
+	d := Lengths{row: row}
 	var h histogram
-	tokens := int64(0)
+	tokens, long := int64(0), int64(0)
 	sorted := slices.Sorted(maps.Keys(l))
 	for _, length := range sorted {
 		d.Documents += l[length]
 		tokens += length * l[length]
 		h[bits.Len64(uint64(length))] += l[length]
+		if length > row {
+			long += l[length]
+		}
+	}
+	if row > 0 {
+		d.Long = &long
 	}
 	d.Shortest, d.Longest, d.Mean, d.Bins = sorted[0], sorted[len(sorted)-1], tokens/d.Documents, h.bins()
 	percentile := func(p float64) int64 {

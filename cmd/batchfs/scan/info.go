@@ -127,9 +127,11 @@ func (s *Survey) AddFile(ctx context.Context, path string, o InfoOptions, stderr
 	return wrong
 }
 
-// Finish computes the distributions over all files that were added.
-func (s *Survey) Finish() {
-	s.IDs, s.Numbers, s.Lengths = s.ids.bins(), s.numbers.bins(), s.lengths.describe()
+// Finish computes the distributions over all files that were added. It counts the documents that
+// are longer than a row of blockSize+1 tokens, unless blockSize is 0.
+func (s *Survey) Finish(blockSize int64) {
+	row := blockSize + min(blockSize, 1)
+	s.IDs, s.Numbers, s.Lengths = s.ids.bins(), s.numbers.bins(), s.lengths.describe(row)
 }
 
 // countDocuments takes the number of documents and their lengths from the index, if there is one.
@@ -235,6 +237,9 @@ func (s *Survey) Print(out io.Writer) {
 		draw("tokens per document"+sample, l.Bins)
 		fmt.Fprintf(&text, "  shortest %d, 10%% up to %d, median %d, 90%% up to %d, 99%% up to %d, longest %d, mean %d\n",
 			l.Shortest, l.P10, l.Median, l.P90, l.P99, l.Longest, l.Mean)
+		if l.Long != nil {
+			fmt.Fprintf(&text, "  %d of %d are longer than a row of %d tokens\n", *l.Long, l.Documents, l.row)
+		}
 	}
 	io.WriteString(out, text.String())
 }

@@ -18,7 +18,7 @@ import (
 func survey(t *testing.T, path string, o InfoOptions) (s Survey, text string) {
 	t.Helper()
 	testfiles.NoError(t, s.AddFile(t.Context(), path, o, io.Discard))
-	s.Finish()
+	s.Finish(0)
 	var out bytes.Buffer
 	s.Print(&out)
 	return s, out.String()
@@ -110,7 +110,7 @@ func TestLengths(t *testing.T) {
 	add("c.bin", 700, func() int64 { return 1 + random.Int64N(10) })
 	slices.Sort(all)
 	at := func(p float64) int64 { return all[int(math.Ceil(p*float64(len(all))))-1] }
-	s.Finish()
+	s.Finish(699)
 	l := s.Lengths
 	if got, want := []int64{l.Documents, l.Shortest, l.P10, l.Median, l.P90, l.P99, l.Longest}, []int64{1201, all[0], at(0.1), at(0.5), at(0.9), at(0.99), 5000}; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
@@ -120,6 +120,15 @@ func TestLengths(t *testing.T) {
 	if want := fmt.Sprintf("  shortest 1, 10%% up to %d, median %d, 90%% up to", l.P10, l.Median); !strings.Contains(out.String(), want) || !strings.Contains(out.String(), "\ntokens per document\n") {
 		t.Errorf("%s\nlacks %q", &out, want)
 	}
+	long := int64(0)
+	for _, n := range all {
+		if n > 700 {
+			long++
+		}
+	}
+	if want := fmt.Sprintf("\n  %d of 1201 are longer than a row of 700 tokens\n", long); l.Long == nil || *l.Long != long || !strings.Contains(out.String(), want) {
+		t.Errorf("%s\nlacks %q", &out, want)
+	}
 	if testing.Short() {
 		return
 	}
@@ -127,7 +136,7 @@ func TestLengths(t *testing.T) {
 	for _, o.All = range []bool{true, false} {
 		s, all = Survey{}, nil
 		add("many.bin", documents, func() int64 { return 1 + int64(len(all))*10/documents })
-		s.Finish()
+		s.Finish(0)
 		want := int64(documents)
 		if !o.All {
 			want = sampledBlocks * endsPerBlock
