@@ -40,7 +40,9 @@ const maxReadAttempts = 10
 // fillsPageCache reports whether a READ is for the page cache. Any other READ has a lock owner.
 func fillsPageCache(in *fuse.ReadIn) bool { return in.ReadFlags&fuse.READ_LOCKOWNER == 0 }
 
-func (t *tree) HandleRead(cancel <-chan struct{}, waited time.Duration, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
+func (t *tree) HandleRead(
+	cancel <-chan struct{}, waited time.Duration, in *fuse.ReadIn, buf []byte,
+) (fuse.ReadResult, fuse.Status) {
 	i := inode(in.NodeId)
 	k := i.kind()
 	if (k.isNext() || k.isText()) && fillsPageCache(in) {

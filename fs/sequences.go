@@ -66,7 +66,9 @@ const (
 // maxNameLen is the length of the longest file name, in bytes.
 const maxNameLen = 255
 
-func newSequenceTable(splits []Split, shared *state.Shared, access Permissions, log *slog.Logger) (*sequenceTable, error) {
+func newSequenceTable(
+	splits []Split, shared *state.Shared, access Permissions, log *slog.Logger,
+) (*sequenceTable, error) {
 	if len(splits) >= state.MaxSequences {
 		return nil, fmt.Errorf("there are %d splits, more than the limit of %d", len(splits), state.MaxSequences-1)
 	}
@@ -224,7 +226,9 @@ func (t *sequenceTable) splitOf(number int) int { return int(t.splitNumbers[numb
 
 // lookup returns the sequence of dir under the settings in name, and its number. It counts the
 // lookup, which is request id. If the settings are wrong, err is the reason.
-func (t *sequenceTable) lookup(dir inode, name string, user uint32, id uint64, cancel <-chan struct{}) (s Split, number int, errno syscall.Errno, err error) {
+func (t *sequenceTable) lookup(
+	dir inode, name string, user uint32, id uint64, cancel <-chan struct{},
+) (s Split, number int, errno syscall.Errno, err error) {
 	parent := t.get(dir.sequence())
 	if parent == nil {
 		return nil, 0, syscall.ESTALE, nil
@@ -354,7 +358,8 @@ func (t *sequenceTable) recordError(number int, id uint64, err string) (name str
 	return seq.Name()
 }
 
-var errForgotten = fmt.Errorf("batchfs has forgotten the file, or its settings no longer suit the tokens (%w)", syscall.ESTALE)
+var errForgotten = fmt.Errorf("batchfs has forgotten the file, or its settings no longer suit the tokens (%w)",
+	syscall.ESTALE)
 
 // isSettings reports whether a name consists of settings. No split or file has such a name.
 func isSettings(name string) bool { return strings.Contains(name, "=") }

@@ -174,7 +174,9 @@ func mountOptions(log *slog.Logger, panicked func(any) fuse.Status) *fuse.MountO
 // handshake returns a server on the worker's connection, and the server's own descriptor. The
 // kernel sends INIT only to the first worker, which keeps it in the shared memory. Every worker
 // passes it to its server over a socket pair. A later worker's reply must equal the first worker's.
-func handshake(w *supervise.Worker, fs fuse.RawFileSystem, o *fuse.MountOptions) (server *fuse.Server, fd int, err error) {
+func handshake(
+	w *supervise.Worker, fs fuse.RawFileSystem, o *fuse.MountOptions,
+) (server *fuse.Server, fd int, err error) {
 	buf := make([]byte, 64<<10)
 	first := len(w.Shared.Init.Get()) == 0
 	if first {

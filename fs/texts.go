@@ -66,7 +66,8 @@ type textContent struct {
 	length func(BatchList) int64 // bytes; nil if only render knows it
 }
 
-var errTextGone = fmt.Errorf("the file has changed since it was opened, and the process that held the old text is gone: open it again (%w)", syscall.ESTALE)
+var errTextGone = fmt.Errorf("the file has changed since it was opened, "+
+	"and the process that held the old text is gone: open it again (%w)", syscall.ESTALE)
 
 func (c textContent) read(t *tree, r readRequest) (fuse.ReadResult, error) {
 	text, err := c.textOf(t, r)

@@ -46,7 +46,9 @@ type tree struct {
 const forever = time.Duration(1<<31) * time.Second
 
 // newTree returns a tree that continues from the shared state, which no other worker may be using.
-func newTree(mountpoint string, splits []Split, shared *state.Shared, p permits, log *limitedLog, o Options) (*tree, error) {
+func newTree(
+	mountpoint string, splits []Split, shared *state.Shared, p permits, log *limitedLog, o Options,
+) (*tree, error) {
 	sequences, err := newSequenceTable(splits, shared, o.Access, o.Log)
 	if err != nil {
 		return nil, err
@@ -209,7 +211,9 @@ func (t *tree) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name string
 	return fuse.OK
 }
 
-func (t *tree) lookupSettings(dir inode, header *fuse.InHeader, name string, cancel <-chan struct{}, out *fuse.EntryOut) fuse.Status {
+func (t *tree) lookupSettings(
+	dir inode, header *fuse.InHeader, name string, cancel <-chan struct{}, out *fuse.EntryOut,
+) fuse.Status {
 	s, number, errno, err := t.sequences.lookup(dir, name, header.Uid, header.Unique, cancel)
 	if err != nil {
 		t.recordBadName(dir, name, err.Error())

@@ -32,7 +32,9 @@ func (q *Sequence) NumPyExpressions(j, index int) (list []string) {
 // order, it checks every row, and calls progress every 65,536 rows with the number checked and
 // their total; if progress returns false, it stops. Find fails if it cannot read where documents
 // end.
-func (q *Sequence) Find(source int, pos int64, epoch uint64, progress func(rows, total int64) bool) (hits []Hit, err error) {
+func (q *Sequence) Find(
+	source int, pos int64, epoch uint64, progress func(rows, total int64) bool,
+) (hits []Hit, err error) {
 	from, ranks, host, err := q.hostSourceAt(source, pos)
 	if err != nil {
 		return nil, err

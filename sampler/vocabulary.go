@@ -72,7 +72,9 @@ type tokenSearcher interface {
 	appendEnds(ends []int, raw []byte, eot uint64, first int) []int
 }
 
-var tokensBySize = map[int]tokenSearcher{1: tokensOfSize[uint8]{}, 2: tokensOfSize[uint16]{}, 4: tokensOfSize[uint32]{}, 8: tokensOfSize[uint64]{}}
+var tokensBySize = map[int]tokenSearcher{
+	1: tokensOfSize[uint8]{}, 2: tokensOfSize[uint16]{}, 4: tokensOfSize[uint32]{}, 8: tokensOfSize[uint64]{},
+}
 
 type tokensOfSize[N unsigned] struct{}
 

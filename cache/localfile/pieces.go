@@ -28,8 +28,11 @@ func (r Range) Parts(pieceAt func(pos int64) Piece) iter.Seq2[Piece, Range] {
 // ReadPieces calls visit for each range of the string. It calls read once for consecutive ranges
 // within one piece, as ranges of that piece, and assembles a range that spans pieces. The ranges,
 // which it changes, must be sorted by From unless one piece holds all of them.
-func ReadPieces(ranges []Range, pieceAt func(pos int64) Piece, read func(piece int64, ranges []Range, visit func(int, []byte) error) error,
-	visit func(int, []byte) error) error {
+func ReadPieces(
+	ranges []Range, pieceAt func(pos int64) Piece,
+	read func(piece int64, ranges []Range, visit func(int, []byte) error) error,
+	visit func(int, []byte) error,
+) error {
 	for len(ranges) > 0 {
 		p, n := pieceAt(ranges[0].From), 0
 		for ; n < len(ranges) && ranges[n].To <= p.End; n++ {
@@ -43,13 +46,13 @@ func ReadPieces(ranges []Range, pieceAt func(pos int64) Piece, read func(piece i
 			ranges = ranges[n:]
 			continue
 		}
-		whole, part := make([]byte, ranges[0].To-ranges[0].From), make([]Range, 1)
+		whole := make([]byte, ranges[0].To-ranges[0].From)
 		join := func(pos int, raw []byte) error {
 			copy(whole[pos:], raw)
 			return nil
 		}
-		for p, part[0] = range ranges[0].Parts(pieceAt) {
-			if err := read(p.Index, part, join); err != nil {
+		for p, part := range ranges[0].Parts(pieceAt) {
+			if err := read(p.Index, []Range{part}, join); err != nil {
 				return err
 			}
 		}

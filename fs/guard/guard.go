@@ -134,7 +134,9 @@ type request struct {
 }
 
 // requestPool recycles requests that were not abandoned. Their channels are open and empty.
-var requestPool = sync.Pool{New: func() any { return &request{admitted: make(chan struct{}, 1), cancel: make(chan struct{})} }}
+var requestPool = sync.Pool{New: func() any {
+	return &request{admitted: make(chan struct{}, 1), cancel: make(chan struct{})}
+}}
 
 const (
 	// longWait is the age from which a request marks its split as unresponsive.
@@ -145,7 +147,8 @@ const (
 	pageCachePause = time.Millisecond
 )
 
-var errExhausted = fmt.Errorf("gave up on a request: %d workers crashed before they could answer it", state.MaxAttempts+1)
+var errExhausted = fmt.Errorf("gave up on a request: %d workers crashed before they could answer it",
+	state.MaxAttempts+1)
 
 // New returns a Guard that wraps the file system that makeInner returns. makeInner gets the Guard,
 // for permits to prefetch. The caller must call Run in a goroutine.
@@ -159,7 +162,9 @@ func New(o Options, makeInner func(*Guard) (FileSystem, error)) (g *Guard, err e
 
 func (o *Options) tickInterval() time.Duration { return min(o.Timeout/8, longWait/4) }
 
-func (g *Guard) Lookup(interrupted <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
+func (g *Guard) Lookup(
+	interrupted <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut,
+) fuse.Status {
 	return g.handleRequest(interrupted, header, g.CostOfLookup(header, name), nil,
 		func(r *request) fuse.Status { return g.FileSystem.Lookup(r.cancel, header, name, out) },
 		func() { g.Forget(out.NodeId, 1) })
@@ -183,7 +188,9 @@ func (g *Guard) ReadDir(interrupted <-chan struct{}, in *fuse.ReadIn, out *fuse.
 		func() {})
 }
 
-func (g *Guard) Read(interrupted <-chan struct{}, in *fuse.ReadIn, buf []byte) (reply fuse.ReadResult, status fuse.Status) {
+func (g *Guard) Read(
+	interrupted <-chan struct{}, in *fuse.ReadIn, buf []byte,
+) (reply fuse.ReadResult, status fuse.Status) {
 	cost, abandoned := g.CostOfRead(in), false
 	status = g.handleRequest(interrupted, &in.InHeader, cost, buf,
 		func(r *request) (status fuse.Status) {
@@ -207,7 +214,10 @@ func (g *Guard) Read(interrupted <-chan struct{}, in *fuse.ReadIn, buf []byte) (
 // handleRequest registers a request, waits for its admission and calls its handler. If the handler
 // succeeds after the request was abandoned, handleRequest calls undo, because the kernel has
 // already received an error. await may discard the content of buf.
-func (g *Guard) handleRequest(interrupted <-chan struct{}, header *fuse.InHeader, cost Cost, buf []byte, handle func(*request) fuse.Status, undo func()) (status fuse.Status) {
+func (g *Guard) handleRequest(
+	interrupted <-chan struct{}, header *fuse.InHeader, cost Cost, buf []byte,
+	handle func(*request) fuse.Status, undo func(),
+) (status fuse.Status) {
 	r, waits, err := g.beginRequest(interrupted, header, cost)
 	if err != nil {
 		return g.FailRequest(header.Unique, header.NodeId, err)
@@ -233,7 +243,9 @@ func (g *Guard) handleRequest(interrupted <-chan struct{}, header *fuse.InHeader
 
 // beginRequest registers a request, and admits it or, if waits is true, queues it. Unless there is
 // an error, the caller must call endRequest.
-func (g *Guard) beginRequest(interrupted <-chan struct{}, header *fuse.InHeader, cost Cost) (r *request, waits bool, err error) {
+func (g *Guard) beginRequest(
+	interrupted <-chan struct{}, header *fuse.InHeader, cost Cost,
+) (r *request, waits bool, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	s := &g.splits[cost.Split]

@@ -48,7 +48,8 @@ const (
 	smallReply = 64 << 10 // largest reply that takes nothing from freeReplyBytes, in bytes
 )
 
-var errTooMany = fmt.Errorf("more than %d requests for one split are already waiting (%w)", maxWaiting, syscall.ETIMEDOUT)
+var errTooMany = fmt.Errorf("more than %d requests for one split are already waiting (%w)",
+	maxWaiting, syscall.ETIMEDOUT)
 
 // newSplits returns splits 0 to n, and divides replyBytes among them.
 func newSplits(n int, replyBytes int64) []split {

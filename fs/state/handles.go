@@ -189,10 +189,12 @@ func (h *Handles) Release(fh uint64) {
 }
 
 // ErrRanges is the error of a read if too many separate ranges of the batch were read.
-var ErrRanges = fmt.Errorf("a batch of next was read in more than %d separate ranges: read it in order, or in larger pieces", maxRanges)
+var ErrRanges = fmt.Errorf("a batch of next was read in more than %d separate ranges: read it in order, "+
+	"or in larger pieces", maxRanges)
 
 // ErrOutdated is the error of a read that continues a batch or file whose tokens have changed.
-var ErrOutdated = fmt.Errorf("the token files changed while they were read: open the file again, or read next from its beginning (%w)", syscall.ESTALE)
+var ErrOutdated = fmt.Errorf("the token files changed while they were read: open the file again, "+
+	"or read next from its beginning (%w)", syscall.ESTALE)
 
 // ErrEnded returns the error of a read beyond the last batch of a sequence.
 func ErrEnded(batches uint64) error {
@@ -203,8 +205,8 @@ func ErrEnded(batches uint64) error {
 }
 
 var (
-	errUsedUp = fmt.Errorf("no batch is left, because every source has used up its max_epochs: raise it or add a source in the "+
-		"configuration, and run batchfs restart (%w)", syscall.ENODATA)
+	errUsedUp = fmt.Errorf("no batch is left, because every source has used up its max_epochs: "+
+		"raise it or add a source in the configuration, and run batchfs restart (%w)", syscall.ENODATA)
 	errLastNumber = fmt.Errorf("no batch is left, because batch numbers end at %d: go back with batchfs seek (%w)",
 		uint64(array.MaxBatches-1), syscall.ENODATA)
 )

@@ -87,7 +87,9 @@ const (
 	reservedThreads = 8                      // most threads that a supervisor needs
 )
 
-func newSupervisor(o Options, mounted *mount.Mounted, connection *os.File, shared *state.Shared, memory *os.File) *supervisor {
+func newSupervisor(
+	o Options, mounted *mount.Mounted, connection *os.File, shared *state.Shared, memory *os.File,
+) *supervisor {
 	return &supervisor{
 		Options: o, mounted: mounted, connection: connection, shared: shared, sharedMemory: memory,
 		backOff: 10 * time.Millisecond, pingEvery: time.Second, unresponsiveLimit: 3 * time.Second,

@@ -35,7 +35,9 @@ func (o *Opener) ArraySpecs(s *config.Split) ([]ArraySpec, error) {
 
 // resolveArrays returns a split completed from vocab.json, its arrays, and what vocab.json says.
 // For previous, see open.
-func (o *Opener) resolveArrays(s *config.Split, previous [][]*cache.Array) (*config.Split, []ArraySpec, vocabHint, error) {
+func (o *Opener) resolveArrays(
+	s *config.Split, previous [][]*cache.Array,
+) (*config.Split, []ArraySpec, vocabHint, error) {
 	files, err := s.Files(o.Remote)
 	if err != nil {
 		return nil, nil, vocabHint{}, err

@@ -119,7 +119,9 @@ func (o *Opener) open(s *config.Split, previous [][]*cache.Array, p *Progress) (
 }
 
 // openFiles opens the files of a split, and completes it from vocab.json; see open.
-func (o *Opener) openFiles(s *config.Split, previous [][]*cache.Array, p *Progress) (_ *config.Split, f openedFiles, err error) {
+func (o *Opener) openFiles(
+	s *config.Split, previous [][]*cache.Array, p *Progress,
+) (_ *config.Split, f openedFiles, err error) {
 	s, specs, h, err := o.resolveArrays(s, previous)
 	if err != nil {
 		return nil, f, err
@@ -174,7 +176,9 @@ func (o *Opener) openFiles(s *config.Split, previous [][]*cache.Array, p *Progre
 
 // newDataset binds token files to the settings of a split. To save counting rows, counts may be
 // those of an earlier Dataset of the split, and schedule its schedule; otherwise, they are nil.
-func (o *Opener) newDataset(s *config.Split, f openedFiles, counts []sampler.RowCounts, schedule *sampler.Schedule) (*Dataset, error) {
+func (o *Opener) newDataset(
+	s *config.Split, f openedFiles, counts []sampler.RowCounts, schedule *sampler.Schedule,
+) (*Dataset, error) {
 	d := &Dataset{openedFiles: f, arrays: slices.Concat(f.sources...), counts: counts, tables: o.Tables}
 	d.formatsDigest = sync.OnceValue(func() string { return digestFormats(f.sources) })
 	d.sourceFormats = sync.OnceValue(func() (list []string) {

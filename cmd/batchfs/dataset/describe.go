@@ -308,7 +308,10 @@ func (d *Dataset) Describe(out io.Writer, k uint64, chars int, named *vocabulary
 // describeSegment writes where a segment is from and the beginning of its text. It uses
 // vocabulary v or, if that is nil, the one next to the token file; vocabularies caches these by
 // directory.
-func (d *Dataset) describeSegment(out io.Writer, source int, segment sampler.Segment, chars int, v *vocabulary.Vocabulary, vocabularies map[string]*vocabulary.Vocabulary) (err error) {
+func (d *Dataset) describeSegment(
+	out io.Writer, source int, segment sampler.Segment, chars int, v *vocabulary.Vocabulary,
+	vocabularies map[string]*vocabulary.Vocabulary,
+) (err error) {
 	if segment.Inserted {
 		fmt.Fprint(out, "inserted bos, then ")
 		segment = segment.Copied()

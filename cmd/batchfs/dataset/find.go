@@ -37,7 +37,9 @@ type occurrence struct {
 // Find returns the batches of an epoch that hold token number pos, counted over all sources, one
 // source after the other. It calls progress with the number of rows searched and their total. It
 // returns an error if pos is out of range or ctx is canceled.
-func (d *Dataset) Find(ctx context.Context, pos int64, epoch uint64, progress func(rows, of int64)) (*FoundToken, error) {
+func (d *Dataset) Find(
+	ctx context.Context, pos int64, epoch uint64, progress func(rows, of int64),
+) (*FoundToken, error) {
 	if pos < 0 || pos >= d.Len() {
 		return nil, fmt.Errorf("--find: must be from 0 to %d, the last token of the split (got %d)", d.Len()-1, pos)
 	}

@@ -143,7 +143,9 @@ func (s *Snapshot) WarnUnleased(c *config.Config, log *slog.Logger) {
 //
 // When token files have changed, s is updated before the split serves the new tokens, and publish
 // gets a file with the new s, from which later workers start. publish must close the file.
-func (s *Snapshot) MountedSplits(o *Opener, log *slog.Logger, shared *state.Shared, publish func(*os.File) error) ([]fs.Split, error) {
+func (s *Snapshot) MountedSplits(
+	o *Opener, log *slog.Logger, shared *state.Shared, publish func(*os.File) error,
+) ([]fs.Split, error) {
 	var mu sync.Mutex
 	changed := func(d *Dataset) error {
 		mu.Lock()

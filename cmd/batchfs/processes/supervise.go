@@ -71,7 +71,10 @@ func superviseCommand() *cobra.Command {
 // runSupervisor mounts, unless another process did and handed over connection, and supervises
 // workers until the mount ends. It calls ready once batches can be read. file holds the encoded
 // snapshot.
-func runSupervisor(ctx context.Context, version string, snapshot *dataset.Snapshot, c *config.Config, connection, file *os.File, logTo io.Writer, ready func()) error {
+func runSupervisor(
+	ctx context.Context, version string, snapshot *dataset.Snapshot, c *config.Config,
+	connection, file *os.File, logTo io.Writer, ready func(),
+) error {
 	// The mount must outlive whoever reads its output, and output to a terminal must not stop it
 	// (stty tostop).
 	signal.Ignore(syscall.SIGPIPE, syscall.SIGTTOU)
