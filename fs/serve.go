@@ -51,20 +51,7 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Split, o Options) er
 	if err := o.Promoted(); err != nil {
 		return err
 	}
-	var t *tree
-	guarded, err := guard.New(guard.Options{
-		Splits:     len(splits),
-		ReplyBytes: o.Memory.ReplyBytes,
-		Shared:     w.Shared,
-		Timeout:    o.Timeout,
-		SendError:  func(id uint64, errno syscall.Errno) { unix.Write(w.Connection, errorReply(id, errno)) },
-		Panicked:   panicked,
-		IsKilled:   isKilled,
-		Stalled:    func(split int) time.Duration { return t.sequences.peek(split).Stalled() },
-	}, func(g *guard.Guard) (_ guard.FileSystem, err error) {
-		t, err = newTree(mountpoint, splits, w.Shared, g, log, o)
-		return t, err
-	})
+	t, guarded, err := newGuardedTree(w, mountpoint, splits, panicked, log, o)
 	if err != nil {
 		return err
 	}
@@ -78,14 +65,7 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Split, o Options) er
 	}
 	w.Shared.SetProgram(o.Status.ProgramVersion)
 	go o.OnServing()
-	for range invalidators {
-		go t.sequences.invalidate(server)
-	}
-	go t.sequences.reconcile(func(directory uint64) bool {
-		// Without the negative offset, the kernel would also drop cached pages, and wait for reads
-		// that this process has not answered.
-		return server.InodeNotify(directory, -1, 0) != fuse.ENOENT
-	})
+	t.sequences.startForgetting(server)
 	go func() {
 		w.AnswerPings(guarded.CheckLock)
 		stop <- supervise.ErrReplaced
@@ -97,6 +77,39 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Split, o Options) er
 		return err
 	}
 	return answerRequests(server, fd, guarded, stop)
+}
+
+// newGuardedTree returns the tree of the mount, and the guard around it.
+func newGuardedTree(
+	w *supervise.Worker, mountpoint string, splits []Split, panicked func(any) fuse.Status, log *limitedLog, o Options,
+) (t *tree, guarded *guard.Guard, err error) {
+	guarded, err = guard.New(guard.Options{
+		Splits:     len(splits),
+		ReplyBytes: o.Memory.ReplyBytes,
+		Shared:     w.Shared,
+		Timeout:    o.Timeout,
+		SendError:  func(id uint64, errno syscall.Errno) { unix.Write(w.Connection, errorReply(id, errno)) },
+		Panicked:   panicked,
+		IsKilled:   isKilled,
+		Stalled:    func(split int) time.Duration { return t.sequences.peek(split).Stalled() },
+	}, func(g *guard.Guard) (_ guard.FileSystem, err error) {
+		t, err = newTree(mountpoint, splits, w.Shared, g, log, o)
+		return t, err
+	})
+	return t, guarded, err
+}
+
+// startForgetting begins to invalidate names that the kernel need not know, and to ask it about
+// directories that it may have forgotten.
+func (t *sequenceTable) startForgetting(server *fuse.Server) {
+	for range invalidators {
+		go t.invalidate(server)
+	}
+	go t.reconcile(func(directory uint64) bool {
+		// Without the negative offset, the kernel would also drop cached pages, and wait for reads
+		// that this process has not answered.
+		return server.InodeNotify(directory, -1, 0) != fuse.ENOENT
+	})
 }
 
 // isKilled reports whether a thread is being killed. The kernel makes SIGKILL pending for every
@@ -177,20 +190,11 @@ func mountOptions(log *slog.Logger, panicked func(any) fuse.Status) *fuse.MountO
 func handshake(
 	w *supervise.Worker, fs fuse.RawFileSystem, o *fuse.MountOptions,
 ) (server *fuse.Server, fd int, err error) {
-	buf := make([]byte, 64<<10)
 	first := len(w.Shared.Init.Get()) == 0
 	if first {
-		n, err := unix.Read(w.Connection, buf)
-		if err != nil {
-			return nil, 0, fmt.Errorf("cannot read the kernel's first request: %w", err)
+		if err := receiveInit(w); err != nil {
+			return nil, 0, err
 		}
-		const opcode, id, opInit = 4, 8, 26
-		if binary.NativeEndian.Uint32(buf[opcode:]) != opInit {
-			// Without a reply, the reader would wait forever.
-			unix.Write(w.Connection, errorReply(binary.NativeEndian.Uint64(buf[id:]), syscall.EIO))
-			return nil, 0, mount.ErrServed
-		}
-		w.Shared.Init.Set(buf[:n])
 	}
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -210,16 +214,17 @@ func handshake(
 	if _, err := residentBuffers(server); err != nil {
 		return nil, 0, err
 	}
-	n, err := unix.Read(pair[0], buf)
+	reply := make([]byte, maxInit)
+	n, err := unix.Read(pair[0], reply)
 	if err != nil {
 		return nil, 0, err
 	}
 	// go-fuse derives MaxPages from MaxWrite, but reads are longer than writes.
-	initOut(buf[:n]).MaxPages = uint16(mount.MaxRequest / os.Getpagesize())
+	initOut(reply[:n]).MaxPages = uint16(mount.MaxRequest / os.Getpagesize())
 	switch {
 	case first:
-		w.Shared.InitReply.Set(buf[:n])
-	case !bytes.Equal(buf[:n], w.Shared.InitReply.Get()):
+		w.Shared.InitReply.Set(reply[:n])
+	case !bytes.Equal(reply[:n], w.Shared.InitReply.Get()):
 		return nil, 0, errors.New("this version of batchfs needs another FUSE handshake than the version that mounted: unmount, and mount again")
 	}
 	if err := unix.Dup3(w.Connection, pair[1], unix.O_CLOEXEC); err != nil {
@@ -231,6 +236,27 @@ func handshake(
 		}
 	}
 	return server, pair[1], nil
+}
+
+// maxInit is more than the size of INIT and of its reply, in bytes.
+const maxInit = 64 << 10
+
+// receiveInit reads INIT, and keeps it in the shared memory. If the first request is another one,
+// some process has served the connection before, and the error is mount.ErrServed.
+func receiveInit(w *supervise.Worker) error {
+	request := make([]byte, maxInit)
+	n, err := unix.Read(w.Connection, request)
+	if err != nil {
+		return fmt.Errorf("cannot read the kernel's first request: %w", err)
+	}
+	const opcode, id, opInit = 4, 8, 26
+	if binary.NativeEndian.Uint32(request[opcode:]) != opInit {
+		// Without a reply, the reader would wait forever.
+		unix.Write(w.Connection, errorReply(binary.NativeEndian.Uint64(request[id:]), syscall.EIO))
+		return mount.ErrServed
+	}
+	w.Shared.Init.Set(request[:n])
+	return nil
 }
 
 // initOut returns the body of a reply to INIT. The result aliases the reply.

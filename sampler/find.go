@@ -3,6 +3,7 @@ package sampler
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"slices"
 	"sort"
 )
@@ -39,7 +40,6 @@ func (q *Sequence) Find(
 	if err != nil {
 		return nil, err
 	}
-	o := from.order
 	r, groupBatch, worldBatch := uint64(from.share.windows), uint64(q.BatchSize)*uint64(ranks), uint64(q.BatchSize)*uint64(q.World)
 	globalRow := func(index uint64) uint64 {
 		row := q.schedule.rowOf(source, index)
@@ -61,19 +61,16 @@ func (q *Sequence) Find(
 	if err != nil {
 		return nil, err
 	}
-	if o, ok := o.(*epochOrder); ok {
-		for _, held := range ranges {
-			first := int64(sort.Search(int(o.share.windows), func(i int) bool { return o.share.windowStart(int64(i)) >= held.from }))
-			for i := first; i < o.share.windows && o.share.windowStart(i) < held.to; i++ {
-				if row := o.permutation.inverse(epoch, uint64(i)); row < rows {
-					hits = append(hits, Hit{globalRow(epoch*r + row), int(held.element - o.share.windowStart(i))})
-				}
+	if o, ok := from.order.(*epochOrder); ok {
+		for row, index := range o.rowsHolding(ranges, epoch) {
+			if row < rows {
+				hits = append(hits, Hit{globalRow(epoch*r + row), index})
 			}
 		}
 		slices.SortFunc(hits, func(a, b Hit) int { return cmp.Compare(a.Row, b.Row) })
 		return hits, nil
 	}
-	_, ownRows := o.(*torch)
+	_, ownRows := from.order.(*torch)
 	for i := range rows {
 		if i%(1<<16) == 0 && !progress(int64(i), int64(rows)) {
 			return hits, nil
@@ -82,7 +79,7 @@ func (q *Sequence) Find(
 		if _, rank, _ := q.BatchOf(row); ownRows && rank != q.Rank {
 			continue
 		}
-		start := o.start(epoch*r + i)
+		start := from.order.start(epoch*r + i)
 		for _, held := range ranges {
 			if start >= held.from && start < held.to {
 				hits = append(hits, Hit{row, int(held.element - start)})
@@ -90,6 +87,23 @@ func (q *Sequence) Find(
 		}
 	}
 	return hits, nil
+}
+
+// rowsHolding yields the rows of an epoch that hold an element, in any order, each with the index
+// of the element. ranges are the result of sourceRows.rowsHolding.
+func (o *epochOrder) rowsHolding(ranges []rowRange, epoch uint64) iter.Seq2[uint64, int] {
+	return func(yield func(row uint64, index int) bool) {
+		start := func(i int) int64 { return o.share.windowStart(int64(i)) }
+		n := int(o.share.windows)
+		for _, held := range ranges {
+			first := sort.Search(n, func(i int) bool { return start(i) >= held.from })
+			for i := first; i < n && start(i) < held.to; i++ {
+				if !yield(o.permutation.inverse(epoch, uint64(i)), int(held.element-start(i))) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // hostSourceAt returns source i under the settings of the ranks that may read the element at pos,

@@ -40,11 +40,11 @@ type Effect int
 const (
 	_ Effect = iota // invalid, so that no key lacks an effect
 
-	OnNothing  // no batch: speed, limits and checks. A restart may change these keys.
+	OnNothing  // speed, limits and checks, but no batch; a restart may change it
 	OnMount    // the mount itself, and where next begins
 	OnSizes    // the sizes of files
-	OnReading  // the tokens: which files are read, and how
-	OnSchedule // the source of each row. A restart may change them for rows that nobody has read.
+	OnReading  // which token files are read, and how
+	OnSchedule // the source of each row; a restart may change it from the first unread row on
 	OnRows     // the rows of a run: their order, and what each one holds
 	OnBytes    // which rows of a run a batch has, and how it stores them
 )

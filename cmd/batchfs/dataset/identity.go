@@ -15,9 +15,10 @@ import (
 	"batchfs/sampler"
 )
 
-// Identity returns 32 hexadecimal digits. If they are equal for two sequences, every batch has the
-// same bytes in both, except that the tokens may differ under on_change = "follow". If the split is
-// scheduled, a hash of each source and the schedule follow: see Continues.
+// Identity identifies the batches. If two sequences have the same identity, every batch has the
+// same bytes in both, except that the tokens may differ under on_change = "follow". An identity
+// consists of 32 hexadecimal digits. If the split is scheduled, the hashes of its sources and the
+// schedule follow, so that Continues can compare them.
 func (d *Dataset) Identity() string {
 	all := d.identityInputs()
 	if !d.Split.Scheduled() {
@@ -32,8 +33,8 @@ func (d *Dataset) Identity() string {
 	return digest(all) + " " + strings.Join(sources, ",") + " " + d.Sequence.Schedule().String()
 }
 
-// sourceHashes returns, for each source alone, the fingerprint, or "" if the split follows changes,
-// and a hash of how its files are read.
+// sourceHashes returns the fingerprint of each source, and a hash of how its files are read. If the
+// split follows changes, the fingerprints are empty.
 func (d *Dataset) sourceHashes() (fingerprints, formats []string) {
 	if d.Split.OnChange != "follow" {
 		for _, f := range d.sourceFormats() {
@@ -58,8 +59,8 @@ func digest(v any) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// identityInputs returns everything that determines the bytes of a batch, and nothing else. Equal
-// sequences have equal values, however their settings are written.
+// identityInputs returns everything that determines the bytes of a batch, and nothing else. If two
+// sequences are equal, so are their inputs, however their settings are written.
 func (d *Dataset) identityInputs() map[string]any {
 	q, first := d.Sequence, d.Sequence.Phases()[0]
 	all := map[string]any{}
@@ -105,9 +106,9 @@ func (d *Dataset) identityInputs() map[string]any {
 	return all
 }
 
-// effect returns the value with which a setting decides batches, or nil if it decides nothing under
-// the other settings. key is "split", "join", or a key with the effect OnRows or OnBytes. By
-// default, a new key must decide nothing, so that the identities of sequences stay the same.
+// effect returns the value of a setting, or nil if no batch depends on it under the other settings.
+// key is "split", "join", or a key with the effect OnRows or OnBytes. For the default of a new key,
+// effect must return nil, because identities of sequences without it must not change.
 func (d *Dataset) effect(key string) any {
 	q, s := d.Sequence, d.Split
 	isRandom := q.Order == sampler.Random || q.Order == sampler.Shuffle
@@ -156,7 +157,7 @@ func valueIf[V any](decides bool, value V) any {
 
 func isTorch(o sampler.Order) bool { return o == sampler.Torch || o == sampler.Torch26 }
 
-// dependsOnEOT reports whether eot decides where documents end, or what fills a row.
+// dependsOnEOT reports whether eot decides where documents end, or fills up rows.
 func (d *Dataset) dependsOnEOT() bool {
 	q := d.Sequence
 	for i := range d.mains {
@@ -169,10 +170,10 @@ func (d *Dataset) dependsOnEOT() bool {
 
 func hasDocuments(a *cache.Array) bool { return a.Documents() != nil }
 
-// rowSettings returns everything that decides the rows of a run, except batch_size and world, as
-// plain numbers and strings. A saved state holds all of it. It is the same on all ranks and, under
-// on_change = "follow", for all tokens. Settings without effect have fixed values, such as 0, or -1
-// for eot and bos, or are left out if they are in addedSettings.
+// rowSettings returns everything that determines the rows of a run, except batch_size and world, as
+// numbers and strings. They become part of a saved state. They are the same on all ranks and, if
+// the split follows changes, for all versions of its tokens. A setting on which no row depends has
+// a fixed value, such as 0, or -1 for eot and bos, or is left out if it is in addedSettings.
 func (d *Dataset) rowSettings() map[string]any {
 	q, s := d.Sequence, d.Split
 	none := map[string]any{"split": "", "seed": 0, "torch_state": "", "shuffle_block": 0, "local_world": 1, "block_size": 0,
@@ -234,8 +235,8 @@ func (d *Dataset) hasShards() bool {
 	return slices.ContainsFunc(d.mains, func(main *cache.Array) bool { return len(main.Files()) > 1 })
 }
 
-// readSettings returns the settings that say how to read the token files. They identify the data of
-// sources from up to to if the split follows changes.
+// readSettings returns the settings that say how to read the files of sources from to to-1. If the
+// split follows changes, they identify its data.
 func (d *Dataset) readSettings(from, to int) []any {
 	s := d.Split
 	list := []any{s.Join, s.Tensor, s.TokenDType}
@@ -247,8 +248,8 @@ func (d *Dataset) readSettings(from, to int) []any {
 	return list
 }
 
-// digestFormats returns a digest of which files belong to which array of which source, and of the
-// location and type of their elements. The fingerprint covers only contents.
+// digestFormats returns a digest of what the fingerprint does not cover: which files belong to
+// which array of which source, and where and of which type their elements are.
 func digestFormats(sources [][]*cache.Array) string {
 	var all [][][][]any // indices: source, array, file, field
 	for _, arrays := range sources {

@@ -86,20 +86,19 @@ func runSupervisor(
 	if command.StopNotifying(ctx); ctx.Err() != nil {
 		return command.ErrInterrupted
 	}
-	var listener net.Listener // nil without metrics
-	if address := c.Mount.MetricsListen; address.IsValid() {
-		var err error
-		if listener, err = net.Listen("tcp", address.String()); err != nil {
-			return fmt.Errorf("mount.metrics_listen: %w; choose a free port of this machine", err)
-		}
-		defer listener.Close()
-	}
 	program, err := openExecutable()
 	if err != nil {
 		return err
 	}
 	log, flush := newLog(logTo, c.Log, snapshot.Mountpoint)
 	defer flush()
+	var listener net.Listener // nil without metrics
+	if address := c.Mount.MetricsListen; address.IsValid() {
+		if listener, err = net.Listen("tcp", address.String()); err != nil {
+			return fmt.Errorf("mount.metrics_listen: %w; choose a free port of this machine", err)
+		}
+		defer listener.Close()
+	}
 	err = supervise.Run(snapshot.Mountpoint, supervise.Options{
 		Connection: connection,
 		AllowOther: c.Mount.AllowOther,
@@ -118,10 +117,7 @@ func runSupervisor(
 			log.Info("mounted", "version", version, "pid", os.Getpid())
 			snapshot.WarnUnleased(c, log)
 			if listener != nil {
-				log.Info("serving metrics", "url", fmt.Sprintf("http://%s/metrics", listener.Addr()))
-				mux := http.NewServeMux()
-				mux.Handle("GET /metrics", metrics.Handler(shared))
-				go web.Serve(listener, mux, slog.NewLogLogger(log.Handler(), slog.LevelWarn))
+				serveMetrics(listener, shared, log)
 			}
 			ready()
 			debug.FreeOSMemory() // returns memory that only the start needed
@@ -141,6 +137,14 @@ func runSupervisor(
 		log.Info("unmounted")
 	}
 	return err
+}
+
+// serveMetrics begins to serve the metrics of a mount.
+func serveMetrics(listener net.Listener, shared *state.Shared, log *slog.Logger) {
+	log.Info("serving metrics", "url", fmt.Sprintf("http://%s/metrics", listener.Addr()))
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", metrics.Handler(shared))
+	go web.Serve(listener, mux, slog.NewLogLogger(log.Handler(), slog.LevelWarn))
 }
 
 // An executable is the program that workers run.
