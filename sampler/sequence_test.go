@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -250,4 +251,13 @@ func TestReadsAllocateNothing(t *testing.T) {
 func raceEnabled() bool {
 	info, ok := debug.ReadBuildInfo()
 	return ok && slices.ContainsFunc(info.Settings, func(s debug.BuildSetting) bool { return s.Key == "-race" && s.Value == "true" })
+}
+
+// A setting means the same whether it is read from a Sequence or from its Settings.
+func TestNoMethodHidesASetting(t *testing.T) {
+	for _, field := range reflect.VisibleFields(reflect.TypeFor[Settings]()) {
+		if _, ok := reflect.TypeFor[*Sequence]().MethodByName(field.Name); ok {
+			t.Errorf("method %s of Sequence has the name of a setting", field.Name)
+		}
+	}
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"os"
 	"runtime/debug"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -14,16 +13,7 @@ import (
 	"batchfs/internal/process"
 )
 
-// remapping is held by the read that maps a file under Remap. An address space has one lock, and
-// each munmap interrupts every processor that runs a thread of the process, so concurrent mappings
-// are slower than one at a time. Other reads use pread and do not wait, even if a page fault hangs
-// with the lock held.
-var remapping sync.Mutex
-
 const (
-	// minMapped is the least average size of ranges that are mapped, in bytes. Copying shorter ones
-	// is cheaper.
-	minMapped = 512
 	// maxRanges is how many ranges are mapped at a time. A page fault may map up to faultAround
 	// bytes around it (the kernel's fault_around_bytes), so each range keeps less than
 	// 2*faultAround bytes resident besides its own.
@@ -34,41 +24,6 @@ const (
 	// pages are needed too.
 	maxCopied = 8 << 10
 )
-
-// visitRemapped uses a mapping, or visitCopies if another read is mapping a file or the ranges are
-// too short.
-func (f *File) visitRemapped(fd int, ranges []Range, visit func(int, []byte) error) error {
-	var size int64
-	for _, r := range ranges {
-		size += r.To - r.From
-	}
-	if size < minMapped*int64(len(ranges)) {
-		return f.visitCopies(fd, ranges, visit)
-	}
-	if !remapping.TryLock() {
-		f.opts.Maps.Busy.Add(1)
-		return f.visitCopies(fd, ranges, visit)
-	}
-	defer remapping.Unlock()
-	willNeed(fd, ranges)
-	visited := 0
-	for chunk := range slices.Chunk(ranges, maxRanges) {
-		err := f.visitWhole(fd, chunk, visit)
-		if unmapped, ok := err.(unmappedError); ok {
-			f.recordUnmapped(unmapped)
-			return f.visitCopies(fd, ranges[visited:], visit)
-		}
-		if err != nil {
-			return err
-		}
-		visited += len(chunk)
-	}
-	f.opts.Maps.Mapped.Add(1)
-	for _, r := range ranges { // only after munmap: mapped pages are not dropped
-		f.dropPages(fd, r)
-	}
-	return nil
-}
 
 // visitWhole maps the whole file once and visits ranges of it. The mapping is private, so that a
 // write fault (MADV_POPULATE_WRITE) copies one page and maps none around it.

@@ -1,0 +1,209 @@
+package localfile
+
+import (
+	"io"
+	"math"
+	"os"
+	"runtime"
+	"slices"
+	"sync"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Read reads ranges, and then checks that the file has not changed; see blob.Blob.
+func (f *File) Read(ranges []Range, visit func(int, []byte) error) error {
+	switch {
+	case f.opts.Access == Advise:
+		return f.readAdvised(ranges, visit)
+	case f.opts.Access == Pread && f.opts.StayOpen:
+		if o, err := f.ensureOpen(); err == nil {
+			defer runtime.KeepAlive(o)
+			return f.visitUnchanged(o.fd, f.Stamp(), ranges, visit)
+		}
+	}
+	return f.readOpened(ranges, visit)
+}
+
+var buffers = sync.Pool{New: func() any { return new([]byte) }}
+
+// readOpened opens the file for this read alone.
+func (f *File) readOpened(ranges []Range, visit func(int, []byte) error) error {
+	old := f.Stamp()
+	fd, err := f.open()
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	// Ranges are far apart, so readahead would be wasted.
+	unix.Fadvise(fd, 0, 0, unix.FADV_RANDOM)
+	return f.visitUnchanged(fd, old, ranges, visit)
+}
+
+// visitUnchanged visits ranges of an open file, and returns a ChangedError if the file has changed
+// since old.
+func (f *File) visitUnchanged(fd int, old Stamp, ranges []Range, visit func(int, []byte) error) error {
+	visitAll := f.visitCopies
+	if f.opts.Access == Remap {
+		visitAll = f.visitRemapped
+	}
+	err := visitAll(fd, ranges, visit)
+	if changed := f.checkUnchanged(fd, old); changed != nil {
+		return changed
+	}
+	return err
+}
+
+// remapping is held by the read that maps a file under Remap. An address space has one lock, and
+// each munmap interrupts every processor that runs a thread of the process, so concurrent mappings
+// are slower than one at a time. Other reads use pread and do not wait, even if a page fault hangs
+// with the lock held.
+var remapping sync.Mutex
+
+// minMapped is the least average size of ranges that are mapped, in bytes. Copying shorter ones is
+// cheaper.
+const minMapped = 512
+
+// visitRemapped uses a mapping, or visitCopies if another read is mapping a file or the ranges are
+// too short.
+func (f *File) visitRemapped(fd int, ranges []Range, visit func(int, []byte) error) error {
+	var size int64
+	for _, r := range ranges {
+		size += r.To - r.From
+	}
+	if size < minMapped*int64(len(ranges)) {
+		return f.visitCopies(fd, ranges, visit)
+	}
+	if !remapping.TryLock() {
+		f.opts.Maps.Busy.Add(1)
+		return f.visitCopies(fd, ranges, visit)
+	}
+	defer remapping.Unlock()
+	willNeed(fd, ranges)
+	visited := 0
+	for chunk := range slices.Chunk(ranges, maxRanges) {
+		err := f.visitWhole(fd, chunk, visit)
+		if unmapped, ok := err.(unmappedError); ok {
+			f.recordUnmapped(unmapped)
+			return f.visitCopies(fd, ranges[visited:], visit)
+		}
+		if err != nil {
+			return err
+		}
+		visited += len(chunk)
+	}
+	f.opts.Maps.Mapped.Add(1)
+	for _, r := range ranges { // only after munmap: mapped pages are not dropped
+		f.dropPages(fd, r)
+	}
+	return nil
+}
+
+const maxJoined = 16 << 10 // maximum bytes per pread in visitCopies
+
+// visitCopies reads ranges with pread and visits them. It reads neighbors together if less than a
+// page lies between them.
+func (f *File) visitCopies(fd int, ranges []Range, visit func(int, []byte) error) error {
+	if areClose(ranges) {
+		SortRanges(ranges)
+	}
+	buffer := buffers.Get().(*[]byte)
+	defer buffers.Put(buffer)
+	cached := true
+	for len(ranges) > 0 {
+		from, to, n := ranges[0].From, ranges[0].To, 1
+		for ; n < len(ranges); n++ {
+			next := ranges[n]
+			if next.From < from || next.To > from+maxJoined || next.From >= to+int64(os.Getpagesize()) {
+				break
+			}
+			to = max(to, next.To)
+		}
+		size := to - from
+		if int64(cap(*buffer)) < size {
+			*buffer = make([]byte, size)
+		}
+		raw := (*buffer)[:size]
+		if cached && preadCached(fd, raw, from) < size {
+			// The page cache lacks part of this range, and so probably parts of the others.
+			willNeed(fd, ranges)
+			cached = false
+		}
+		if !cached {
+			if err := pread(fd, raw, from); err != nil {
+				return f.pathError("read", err)
+			}
+		}
+		for _, r := range ranges[:n] {
+			if err := visit(r.Index, raw[r.From-from:r.To-from]); err != nil {
+				return err
+			}
+			f.dropPages(fd, r)
+		}
+		ranges = ranges[n:]
+	}
+	return nil
+}
+
+// areClose reports whether sorting ranges may let visitCopies read several at once.
+func areClose(ranges []Range) bool {
+	first, last := int64(math.MaxInt64), int64(0)
+	for _, r := range ranges {
+		first, last = min(first, r.From), max(last, r.From)
+	}
+	return last-first < int64(len(ranges))*maxJoined
+}
+
+func pread(fd int, buf []byte, off int64) error {
+	for len(buf) > 0 {
+		var n int
+		err := Retry(func() (err error) {
+			n, err = unix.Pread(fd, buf, off)
+			return err
+		})
+		switch {
+		case err != nil:
+			return err
+		case n == 0:
+			return io.ErrUnexpectedEOF
+		}
+		buf, off = buf[n:], off+int64(n)
+	}
+	return nil
+}
+
+// preadCached fills buf from the page cache up to the first missing page, and returns the number of
+// bytes read. It never waits for the disk.
+func preadCached(fd int, buf []byte, off int64) int64 {
+	iov := unix.Iovec{Base: &buf[0]}
+	iov.SetLen(len(buf))
+	// unix.Preadv2 would allocate. The call does not block, so the scheduler need not know about
+	// it.
+	n, _, errno := unix.RawSyscall6(unix.SYS_PREADV2, uintptr(fd), uintptr(unsafe.Pointer(&iov)), 1, uintptr(off), uintptr(off>>32), unix.RWF_NOWAIT)
+	if errno != 0 {
+		return 0
+	}
+	return int64(n)
+}
+
+// willNeed makes the disk read, all at the same time, the pages of ranges that are not in the page
+// cache.
+func willNeed(fd int, ranges []Range) {
+	for _, r := range ranges {
+		unix.Fadvise(fd, r.From, r.To-r.From, unix.FADV_WILLNEED)
+	}
+}
+
+func (f *File) dropPages(fd int, r Range) {
+	if f.opts.DropPageCache {
+		from, to := r.pages()
+		unix.Fadvise(fd, from, to-from, unix.FADV_DONTNEED)
+	}
+}
+
+// pages extends r to whole pages.
+func (r Range) pages() (from, to int64) {
+	page := int64(os.Getpagesize())
+	return r.From &^ (page - 1), (r.To + page - 1) &^ (page - 1)
+}
