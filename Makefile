@@ -67,19 +67,22 @@ export WIDE_COMMENTS
 
 .PHONY: build demo memory bench test page pictures soak check analysis race long languages repeat times vulnerabilities fuzz bench-compare compare-nanochat wheel wheels recipes release packages
 
-# Without the C library, as in releases: it takes less memory and runs on any Linux.
+# Without the C library, as in releases: it takes less memory and runs on any Linux. The tests are
+# built in the same way, so that Go compiles each package once.
+export CGO_ENABLED = 0
+
 build:
 	@.ci/go
-	CGO_ENABLED=0 go build -o batchfs ./cmd/batchfs
+	go build -o batchfs ./cmd/batchfs
 
 demo:
 	@.ci/setup demo
-	@CGO_ENABLED=0 .ci/progress build -o batchfs ./cmd/batchfs
+	@.ci/progress build -o batchfs ./cmd/batchfs
 	@examples/demo $(DEMO)
 
 memory:
 	@.ci/setup memory
-	@CGO_ENABLED=0 .ci/progress build -o batchfs ./cmd/batchfs
+	@.ci/progress build -o batchfs ./cmd/batchfs
 	@python=$$(.ci/memory) && BATCHFS_PROGRAM=$(CURDIR)/batchfs $$python examples/memory.py $(MEMORY)
 
 bench:
@@ -131,6 +134,8 @@ analysis:
 	go mod tidy -diff
 	@$(MAKE) --no-print-directory vulnerabilities
 
+# The race detector needs the C library.
+race: export CGO_ENABLED = 1
 race:
 	-@.ci/versitygw
 	@$(TEST) -vet=off -race -short $(RACED)

@@ -75,8 +75,8 @@ func findPrograms(dir string) error {
 	defer lockFile(filepath.Join(cache, "lock"))()
 	Batchfs = filepath.Join(dir, "batchfs")
 	programs := map[*string][2]string{
-		&PlainBatchfs:  {"batchfs", `go build -o "$0" ../cmd/batchfs`},
-		&FaultyBatchfs: {"batchfs-faulty", `go build -tags faults -o "$0" ../cmd/batchfs`},
+		&PlainBatchfs:  {"batchfs", `CGO_ENABLED=0 go build -o "$0" ../cmd/batchfs`},
+		&FaultyBatchfs: {"batchfs-faulty", `CGO_ENABLED=0 go build -tags faults -o "$0" ../cmd/batchfs`},
 		&CReader:       {"reader", `cc -O2 -Wall -Wextra -o "$0" clients/reader.c`},
 		&CStorm:        {"storm", `cc -O2 -Wall -Wextra -o "$0" clients/storm.c`},
 		&CCrowd:        {"crowd", `cc -O2 -Wall -Wextra -pthread -o "$0" clients/crowd.c`},
