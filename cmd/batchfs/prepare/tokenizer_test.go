@@ -226,7 +226,7 @@ func TestPrepareTextsWithoutWords(t *testing.T) {
 			// In these, the added tokens affect almost every cut.
 			_, isSentencePiece := sentencePieceStages[strings.TrimSuffix(name, ".json")]
 			isSkipped := isSentencePiece || strings.Contains(name, "_flags") || strings.HasPrefix(name, "qwen")
-			if isSkipped || testing.Short() && j%5 != i%5 && j < len(names)-3 {
+			if isSkipped || testing.Short() && j%5 != i%5 {
 				continue
 			}
 			wantTokens(t, file+" --as text --by "+name, openTokenizer(t, name, false), texts[what])
