@@ -2,6 +2,7 @@ package prepare
 
 import (
 	"bytes"
+	"cmp"
 	_ "embed"
 	"encoding/binary"
 	"encoding/json"
@@ -136,7 +137,8 @@ func openTokenizer(t testing.TB, by string, special bool) tokenizer {
 func somePieces(rng *rand.Rand, n int) string {
 	pieces := []string{" ", "  ", "\n", "\n\n", "\r\n", "\t", "\u00a0", "\u3000", "\u2028", "a", "b'", "'s", "'S", "x'll", "Hello", "É", "e\u0301", "\u0301", "汉", "字。", "。",
 		"1", "1234", "½", ".", "...", "/", "//", "_", "\"", "🚀", "👨‍👩‍👧", "ह", "ि", "ŉ", "ſ", "ｱ", "한", "ᄒ", "ᅡ", "\ufeff", "\x00", "ǅ", "ʰ", "م", " م", "<|endoftext|>",
-		"New", " York", "State", "w", " Y", "\u212a", " y", "x", "z", " word word", "▁", "  \t"}
+		"New", " York", "State", "w", " Y", "\u212a", " y", "x", "z", " word word", "▁", "  \t",
+		"ภา", "ษ\u0e48", "\u0e48\n\n", "ก\u0e48\u0e38", "!\n\n", "A\u030a", "=\u0338", "\u2126", "\u2000", "\u037e", "!\r\n \n", "\U0001d15e"}
 	var b strings.Builder
 	for range n {
 		if rng.IntN(4) == 0 {
@@ -184,6 +186,62 @@ func TestCut(t *testing.T) {
 			}
 			if cuts < 100 {
 				t.Errorf("%s: %s cut %d times", name, method, cuts)
+			}
+		}
+	}
+}
+
+// Texts that normalization changes can be cut, too, however they are split.
+func TestCutNormalized(t *testing.T) {
+	t.Chdir(t.TempDir())
+	pieces := []string{"ภา", "ษ\u0e48", "\u0e48\n\n", "ก\u0e48\u0e38", "\u0e38", "e\u0301", "A\u030a\n", "=\u0338", "\u2126", "\u2000", "\u037e", "\U0001d15e", "ᄒ", "ᅡ",
+		"ि", "\u09c7\u09be", "1", "\n", " ", "!\r\n", "'s", "é", "\u0898\u0301"}
+	rng := rand.New(rand.NewPCG(15, 16))
+	some := func(n int, of []string) string {
+		var b strings.Builder
+		for range n {
+			b.WriteString(of[rng.IntN(len(of))])
+		}
+		return b.String()
+	}
+	for _, name := range writeTokenizers(t) {
+		if _, isSentencePiece := sentencePieceStages[strings.TrimSuffix(name, ".json")]; isSentencePiece || strings.Contains(name, "_flags") {
+			continue
+		}
+		var f map[string]any
+		raw, err := os.ReadFile(name)
+		testfiles.NoError(t, cmp.Or(err, json.Unmarshal(raw, &f)))
+		f["added_tokens"], f["normalizer"] = []any{}, map[string]any{"type": "NFC"}
+		raw, err = json.Marshal(f)
+		testfiles.NoError(t, err)
+		testfiles.Write(t, map[string]string{"t.json": string(raw)})
+		tokenizer := openTokenizer(t, "t.json", false)
+		e, cuts := tokenizer.NewEncoder(), 0
+		for range 1000 {
+			text := []byte(some(3+rng.IntN(8), pieces))
+			for end := range text {
+				n := tokenizer.(bpeTokenizer).LastPieceEnd(text[:end])
+				if n == 0 {
+					continue
+				}
+				cuts++
+				whole, parts := e.Append(nil, text), appendRest(e)(e.Append(nil, text[:n]), text[n:])
+				if !slices.Equal(whole, parts) {
+					t.Fatalf("%s: %q has tokens %v, and %v cut at %d of %d", name, text, whole, parts, n, end)
+				}
+			}
+		}
+		if cuts < 1000 {
+			t.Errorf("%s: cut %d times", name, cuts)
+		}
+		for what, text := range map[string]string{
+			"Thai":       strings.Repeat("ภาษา\u0e48\n\n", 100),
+			"Thai marks": strings.Repeat("ภาก\u0e48\u0e38\n\n", 100),
+			"accents":    strings.Repeat("e\u0301\n\n", 100),
+			"Hangul":     strings.Repeat("ᄒ\u1161.", 100),
+		} {
+			if n := tokenizer.Cut([]byte(text)); n < len(text)/2 {
+				t.Errorf("%s: %s is cut at %d of %d", name, what, n, len(text))
 			}
 		}
 	}

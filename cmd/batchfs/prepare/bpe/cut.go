@@ -9,8 +9,7 @@ import (
 
 // LastPieceEnd returns the last position in a text at which a piece ends whatever follows the text,
 // or 0. The text must begin a document, or follow such a position, and the text after the position
-// must be encoded with [Encoder.AppendRest]. It is for byte-level vocabularies, and finds none in
-// text that normalization changes.
+// must be encoded with [Encoder.AppendRest]. It is for byte-level vocabularies.
 func (t *Tokenizer) LastPieceEnd(text []byte) (last int) {
 	// The least margin is two characters, or a contraction and a character.
 	c := cutter{Tokenizer: t, text: text, margin: 8}
@@ -20,30 +19,56 @@ func (t *Tokenizer) LastPieceEnd(text []byte) (last int) {
 		}
 	}
 	for original := range t.addedSets[0].split(text) {
-		normalized := t.normalized(original)
-		if !bytes.Equal(normalized, original) {
-			continue // positions in the normalized text are others
-		}
 		at := startOf(text, original)
-		for part := range t.addedSets[1].split(normalized) {
-			var found [maxFinders]span
-			var ends [256]int
-			begin := startOf(normalized, part)
-			for i := 0; i < len(part); {
-				n := t.pieceEnds(part, i, ends[:], &found)
-				for _, i = range ends[:n] {
-					if p := at + begin + i; c.isSure(p) {
-						last = p
-					}
-				}
-			}
+		if bytes.Equal(t.normalized(original), original) {
+			c.eachSurePieceEnd(at, original, func(p int) { last = p })
+			continue
 		}
+		// Text that follows may still change how the last characters are normalized.
+		n := lastBoundary(original)
+		normalized := cutter{Tokenizer: t, text: t.normalized(original[:n]), margin: c.margin}
+		position := t.positions(original[:n])
+		normalized.eachSurePieceEnd(0, normalized.text, func(p int) {
+			if i, ok := position(p); ok && at+i+c.margin <= len(text) && !t.addedJoin(original[i-1], original[i]) {
+				last = at + i
+			}
+		})
 	}
 	return last
 }
 
 // startOf returns the position at which a part of a text begins.
 func startOf(text, part []byte) int { return cap(text) - cap(part) }
+
+// lastBoundary returns the last position before the end of a text at which it can be divided and
+// normalized in parts, or 0.
+func lastBoundary(text []byte) int {
+	i := len(text) - 1
+	for i > 0 && !(utf8.RuneStart(text[i]) && isBoundary(text[i:])) {
+		i--
+	}
+	return max(i, 0)
+}
+
+// isBoundary reports whether normalization combines no character with the first one of a text.
+func isBoundary(text []byte) bool { return norm.NFC.Properties(text).BoundaryBefore() }
+
+// positions returns a function that returns the position in a text that corresponds to one in the
+// normalized text, if there is one. Its arguments must not decrease.
+func (t *Tokenizer) positions(text []byte) func(normalized int) (int, bool) {
+	i, at := 0, 0 // in text and in the normalized text
+	return func(normalized int) (int, bool) {
+		for at < normalized {
+			start := i
+			for i == start || i < len(text) && !isBoundary(text[i:]) {
+				_, n := utf8.DecodeRune(text[i:])
+				i += n
+			}
+			at += len(t.normalized(text[start:i]))
+		}
+		return i, at == normalized
+	}
+}
 
 // A cutter finds the positions at which a text can be cut.
 type cutter struct {
@@ -53,21 +78,43 @@ type cutter struct {
 	runEnd int // end of the last run
 }
 
-// isSure reports whether a piece that ends at p does so whatever follows the text, and if nothing
-// does. Expressions look no further than to the end of a run of white space or of a word, and the
-// margin. At the end of a text, white space may be one piece.
-func (c *cutter) isSure(p int) bool {
-	if p+c.margin > len(c.text) || c.followsSpaces(p) {
-		return false
+// eachSurePieceEnd calls visit with the positions in the text at which the pieces of a part of it
+// end whatever follows the text. The part begins at a position, and is normalized.
+func (c *cutter) eachSurePieceEnd(at int, part []byte, visit func(p int)) {
+	for piece := range c.addedSets[1].split(part) {
+		begin := at + startOf(part, piece)
+		var found [maxFinders]span
+		var ends [256]int
+		for i := 0; i < len(piece); {
+			n := c.pieceEnds(piece, i, ends[:], &found)
+			for _, end := range ends[:n] {
+				if c.isSure(begin+i, begin+end) {
+					visit(begin + end)
+				}
+				i = end
+			}
+		}
 	}
-	if p >= c.runEnd {
-		c.runEnd = max(skip(c.text, p, spaces), skip(c.text, p, letters|mark))
-	}
-	if c.runEnd+c.margin > len(c.text) || c.normalize != nil && !norm.NFC.Properties(c.text[p:]).BoundaryBefore() {
-		return false
-	}
-	return !c.addedJoin(c.text[p-1], c.text[p])
 }
+
+// isSure reports whether a piece from start to end ends there whatever follows the text, and if
+// nothing does. Expressions look no further than to the end of a run of white space or of a word,
+// and the margin. At the end of a text, white space may be one piece.
+func (c *cutter) isSure(start, end int) bool {
+	if end+c.margin > len(c.text) || c.isSpaces(start, end) && c.followsSpaces(end) {
+		return false
+	}
+	if end >= c.runEnd {
+		c.runEnd = max(skip(c.text, end, spaces), skip(c.text, end, letters|mark))
+	}
+	if c.runEnd+c.margin > len(c.text) || c.normalize != nil && !isBoundary(c.text[end:]) {
+		return false
+	}
+	return !c.addedJoin(c.text[end-1], c.text[end])
+}
+
+// isSpaces reports whether a piece is nothing but white space.
+func (c *cutter) isSpaces(start, end int) bool { return skip(c.text[:end], start, spaces) == end }
 
 // followsSpaces reports whether the last two characters before p are white space.
 func (c *cutter) followsSpaces(p int) bool {
