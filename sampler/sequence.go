@@ -208,6 +208,9 @@ func (q *Sequence) RowsPerEpoch() (n int64) {
 	return n
 }
 
+// RowsPerEpochOf returns what RowsPerEpoch returns if only source i is drawn.
+func (q *Sequence) RowsPerEpochOf(i int) int64 { return q.sources[i].share.windows }
+
 // WindowsOf returns the number of disjoint windows of source i, in the shares of all hosts.
 func (q *Sequence) WindowsOf(i int) int64 { return q.sources[i].starts.disjointCount }
 

@@ -21,6 +21,8 @@ Batch k depends only on the tokens, the settings and k, so a checkpoint needs on
 ``steps(0, 60)``, begins it again. PyTorch's DataLoader and StatefulDataLoader accept it as an iterable dataset; their workers divide the
 numbers among themselves. Only the StatefulDataLoader can save the state of its workers. `Split.torch` returns tensors on a device.
 
+`Split.metrics` returns how long this process has waited for batches, and what it has read, as numbers for a trainer's log.
+
 `Batch` is a dict of arrays whose keys are also attributes: x and y; or tokens (``layout="tokens"``); or rows (``layout="rows"``); and
 all other arrays of the split, such as mask, positions, cu_seqlens and source. Tokens have the dtype of their files, usually uint16,
 unless ``dtype="int64"`` is set. NumPy has no bfloat16, so such numbers appear as uint16 with the same bits.

@@ -18,6 +18,10 @@ class Locked:
         self.lock = threading.Lock()
         _all.add(self)
 
+    def begin_in_child(self) -> None:
+        """Is called in a forked process before anything else."""
+        self.lock = threading.Lock()
+
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "lock"}
 
@@ -29,9 +33,9 @@ class Locked:
 _all: weakref.WeakSet[Locked] = weakref.WeakSet()
 
 
-def _replace_locks() -> None:
+def _begin_in_child() -> None:
     for locked in _all:
-        locked.lock = threading.Lock()
+        locked.begin_in_child()
 
 
-os.register_at_fork(after_in_child=_replace_locks)
+os.register_at_fork(after_in_child=_begin_in_child)

@@ -1,17 +1,24 @@
-"""Memory shared by the copies of an object in forked and spawned processes."""
+"""The copies of an object in other processes: memory that they share, and whether a DataLoader made them."""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
 import os
+import sys
 from typing import Any
+
+
+def worker_info() -> Any:
+    """Returns PyTorch's WorkerInfo if this process is a worker of a DataLoader, otherwise None."""
+    torch = sys.modules.get("torch")
+    return torch.utils.data.get_worker_info() if torch else None
 
 
 class Numbers(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int64) for name in ("begun", "loaded", "step", "loop", "is_reading", "has_warned")]
 
-    begun: int  # how often a worker has begun a loop
+    begun: int  # how often a worker has begun a loop, or read from a split
     loaded: int  # how often a state was loaded outside workers
     step: int  # the step in the state that was loaded last
     loop: int  # the first loop of workers since then, or 0
@@ -20,7 +27,7 @@ class Numbers(ctypes.Structure):
 
 
 class Shared:
-    """Numbers that an iterator shares with its copies in the workers of a DataLoader.
+    """Numbers that an iterator or a split shares with its copies in the workers of a DataLoader.
 
     A copy made in any other way, such as with pickle, has its own numbers.
     """
@@ -28,7 +35,7 @@ class Shared:
     def __init__(self, content: bytes = b"", fd: int = -1) -> None:
         self._fd = fd
         if fd < 0:
-            self._fd = os.memfd_create("batchfs-steps")
+            self._fd = os.memfd_create("batchfs-shared")
             os.pwrite(self._fd, content.ljust(ctypes.sizeof(Numbers), b"\0"), 0)
         self.numbers = Numbers.from_buffer(mmap.mmap(self._fd, ctypes.sizeof(Numbers)))
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeVar, overloa
 from ._batch import Array, Batch, BatchBuffer, BufferPool, layouts
 from ._errors import ArgumentError, Error, ReadError
 from ._lock import Locked
+from ._meter import Meter, clock
 from ._settings import integer
-from ._shared import Shared
+from ._shared import Shared, worker_info
 from ._state import MAX_BATCHES, state_at, step_of
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Split(Sequence[Batch[Array]]):
         self.fingerprint: str = info["fingerprint"]
         self.layouts = layouts(info)
         self.reader = reader
+        self.meter = Meter(info)
         self._owner = owner  # keeps the mount alive while its splits are in use
 
     def __len__(self) -> int:
@@ -86,10 +88,13 @@ class Split(Sequence[Batch[Array]]):
             ArgumentError: k is not an integer, or is out of range.
             ReadError: the batch cannot be read.
         """
+        begun = clock()
         k = integer("k", k, 0, MAX_BATCHES - 1)
         memory = BatchBuffer(self.layouts)
         self.reader.fill(k, memory.buffers)
-        return memory.batch()
+        batch = memory.batch()
+        self.meter.add(k, begun, memory.buffers)
+        return batch
 
     def steps(self, start: SupportsIndex = 0, stop: SupportsIndex | None = None, *, row: SupportsIndex | None = None) -> Steps:
         """Returns an iterator over (step, batch), from batch start up to but not including batch stop, or without end.
@@ -127,6 +132,30 @@ class Split(Sequence[Batch[Array]]):
         from . import _torch
 
         return _torch.steps(self, device, self._start(start, row), stop)
+
+    def metrics(self) -> dict[str, float]:
+        """Returns what this process has read since the last call, as a flat dict of numbers: ``wandb.log(train.metrics(), step=step)``.
+
+        A split and its iterators count together, whichever of them is called. A forked or spawned process counts what it reads itself.
+
+        =========================  =========================================================================================================
+        batchfs/wait_seconds       time inside `read` and the iterators, summed over threads
+        batchfs/wait_fraction      the same, divided by the time since the last call or, in the first call, since the first read began
+        batchfs/batches            the batches of this rank
+        batchfs/tokens             their elements of x, including padding; with ``layout="rows"``, batchfs/rows instead
+        batchfs/tokens_NAME        for a mixture, those from source NAME; with ``layout="rows"``, batchfs/rows_NAME instead
+        batchfs/epoch              how often all ranks have read the split's data after the batch that was read last; for a mixture,
+                                   batchfs/epoch_NAME for each source instead, to within one row
+        batchfs/stage              the stage of that batch, from 0, if the split has stages or max_epochs
+        =========================  =========================================================================================================
+
+        Raises:
+            Error: the workers of a DataLoader have read from the split, so this process does not know how long its loop waits.
+        """
+        if "stages" in self.info:
+            with contextlib.suppress(ReadError, OSError):
+                self.reader.refresh(self.meter.last + 1)
+        return self.meter.take()
 
     def close(self) -> None:
         """Closes open files. Reading opens them again."""
@@ -254,6 +283,10 @@ class StepIterator(Locked):
                 self.split.reader.refresh(self.step)
         return state_at(self.split.info, self.step)
 
+    def metrics(self) -> dict[str, float]:
+        """Returns `Split.metrics` of the split."""
+        return self.split.metrics()
+
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continues from a saved state with exactly the rows that follow, on this mount or another mount of the same tokens.
 
@@ -280,12 +313,6 @@ class StepIterator(Locked):
             self.step = step
 
 
-def worker_info() -> Any:
-    """Returns PyTorch's WorkerInfo if this process is a worker of a DataLoader, otherwise None."""
-    torch = sys.modules.get("torch")
-    return torch.utils.data.get_worker_info() if torch else None
-
-
 class Steps(StepIterator, Iterator[tuple[int, Batch[Array]]]):
     """An iterator over (step, batch): see `Split.steps`."""
 
@@ -294,6 +321,7 @@ class Steps(StepIterator, Iterator[tuple[int, Batch[Array]]]):
         self._pool = BufferPool(split.layouts)
 
     def __next__(self) -> tuple[int, Batch[Array]]:
+        begun = clock()
         lock = self.lock
         lock.acquire()  # a with statement takes 0.1 microseconds longer
         try:
@@ -303,6 +331,8 @@ class Steps(StepIterator, Iterator[tuple[int, Batch[Array]]]):
             memory = self._pool.memory()
             self.split.reader.fill(k, memory.buffers)
             self.step += self.workers
-            return k, memory.batch()
+            batch = memory.batch()
+            self.split.meter.add(k, begun, memory.buffers)
+            return k, batch
         finally:
             lock.release()

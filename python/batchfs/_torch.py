@@ -11,7 +11,9 @@ import torch
 
 from ._batch import Array, Batch, BatchBuffer, BufferPool, parts, layouts
 from ._errors import Error
-from ._split import StepIterator, Split, worker_info
+from ._meter import clock
+from ._shared import worker_info
+from ._split import Split, StepIterator
 
 Tensors = Batch[torch.Tensor]
 S = TypeVar("S", bound="TorchSteps")
@@ -50,13 +52,16 @@ class TorchSteps(StepIterator, Iterator[tuple[int, Tensors]]):
         return super().__iter__()
 
     def __next__(self) -> tuple[int, Tensors]:
+        begun = clock()
         with self.lock:
             k = self.step + self.worker
             if k >= self._limit:
                 self._at_limit(k)
             self.split.reader.fill(k, self.memory.buffers)
             self.step += self.workers
-            return k, self.send()
+            tensors = self.send()
+            self.split.meter.add(k, begun, self.memory.buffers)
+            return k, tensors
 
     def send(self) -> Tensors:
         """Returns the batch that was read, on the device."""
@@ -112,9 +117,10 @@ class CudaSteps(TorchSteps):
         super().__init__(split, device, start, stop)
         self.stream = torch.cuda.Stream(device)
         self.buffers = deque(_Buffer(split, self.bytes) for _ in range(_BUFFERS))
-        self.sent: deque[tuple[int, Tensors, torch.cuda.Event]] = deque()
+        self.sent: deque[tuple[int, Tensors, _Buffer]] = deque()
 
     def __next__(self) -> tuple[int, Tensors]:
+        begun = clock()
         with self.lock:
             if self.sent and self.sent[0][0] != self.step:  # a state was loaded
                 self.sent.clear()
@@ -122,12 +128,13 @@ class CudaSteps(TorchSteps):
                 self.prefetch(k)
             if not self.sent:
                 self._at_limit(self.step)
-            k, batch, sent = self.sent.popleft()
+            k, batch, buffer = self.sent.popleft()
             now = torch.cuda.current_stream(self.device)
-            now.wait_event(sent)
+            now.wait_event(buffer.sent)
             for tensor in batch.values():
                 tensor.record_stream(now)  # the other stream allocated the memory
             self.step = k + 1
+            self.split.meter.add(k, begun, buffer.memory.buffers)
             return k, batch
 
     def prefetch(self, k: int) -> None:
@@ -139,7 +146,7 @@ class CudaSteps(TorchSteps):
             batch = self.batch(buffer.host.to(self.device, non_blocking=True))
             buffer.sent = torch.cuda.Event()
             buffer.sent.record(self.stream)
-        self.sent.append((k, batch, buffer.sent))
+        self.sent.append((k, batch, buffer))
         self.buffers.rotate(-1)
 
 

@@ -1,4 +1,5 @@
-"""Times Split.steps, Split.torch and Writer.add beside the same work by hand, in one run: python3 python/tests/speed.py [BATCH_SIZE BLOCK_SIZE]
+"""Times Split.steps, Split.torch and Writer.add beside the same work by hand, and the counting of Split.metrics beside the reading of what it
+counts, in one run: python3 python/tests/speed.py [BATCH_SIZE BLOCK_SIZE]
 
 They take turns. The kernel does not have "new" batches yet, as in training, but has "cached" ones. Only the fastest sixteenth of the
 rounds of reading and the fastest round of writing count, because other processes use the machine.
@@ -19,6 +20,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import batchfs
+from batchfs._batch import BatchBuffer
+from batchfs._meter import clock
 
 STEPS, ROUNDS = 100, 160
 unread = itertools.count(STEPS, STEPS)  # batches that the kernel has not cached
@@ -30,15 +33,39 @@ def timed(read: Callable[[int], None], first: int) -> float:
     return (time.perf_counter() - begun) / STEPS * 1e6
 
 
+def times_of(what: str, *reads: Callable[[int], None]) -> list[float]:
+    """Returns the microseconds that a batch takes each function, which take turns."""
+    took: list[list[float]] = [[] for _ in reads]
+    for _ in range(ROUNDS):
+        for read, times in zip(reads, took):
+            first = next(unread) if what == "new" else 0
+            times.append(timed(read, first))
+    return [sum(sorted(times)[: ROUNDS // 16]) / (ROUNDS // 16) for times in took]
+
+
 def compare(name: str, by_hand: Callable[[int], None], ours: Callable[[int], None]) -> None:
     for what in ("new", "cached"):
-        took: dict[Callable[[int], None], list[float]] = {by_hand: [], ours: []}
-        for _ in range(ROUNDS):
-            for read, times in took.items():
-                first = next(unread) if what == "new" else 0
-                times.append(timed(read, first))
-        best = [sum(sorted(times)[: ROUNDS // 16]) / (ROUNDS // 16) for times in took.values()]
-        print(f"{name}, {what}: by hand {best[0]:.1f} us a batch, ours {best[1]:.1f}: {best[1] / best[0]:.2f}")
+        hand, own = times_of(what, by_hand, ours)
+        print(f"{name}, {what}: by hand {hand:.1f} us a batch, ours {own:.1f}: {own / hand:.2f}")
+
+
+def compare_counting(name: str, train: batchfs.Split) -> None:
+    """Times what Split.metrics adds to a read, and the read without it: by hand, with the package's buffers."""
+    memory = BatchBuffer(train.layouts)
+    memory.raw[:] = 0
+
+    def count(first: int) -> None:
+        for k in range(first, first + STEPS):
+            begun = clock()
+            train.meter.add(k, begun, memory.buffers)
+
+    def read(first: int) -> None:
+        for k in range(first, first + STEPS):
+            train.reader.fill(k, memory.buffers)
+
+    for what in ("new", "cached"):
+        counting, reading = times_of(what, count, read)
+        print(f"{name} metrics, {what}: a read {reading:.1f} us, counting it {counting:.2f}: {counting / reading:.4f}")
 
 
 def compare_writing() -> None:
@@ -62,7 +89,8 @@ def main(batch_size: int, block_size: int) -> None:
     compare_writing()
     with tempfile.TemporaryDirectory() as data:
         np.arange(32 << 20, dtype=np.uint16).tofile(f"{data}/train.bin")
-        with batchfs.mount(data, batch_size=batch_size, block_size=block_size, set={"memory.access": "pread"}) as m:
+        sources = "[" + ", ".join(f"{{name = '{name}', tokens = '{data}/train.bin', weight = {weight}}}" for name, weight in (("a", 3), ("b", 2))) + "]"
+        with batchfs.mount(data, batch_size=batch_size, block_size=block_size, set={"memory.access": "pread", "splits.mixture.sources": sources}) as m:
             train = m.split("train")
             fd = os.open(f"{m.mountpoint}/train/sequence.bin", os.O_RDONLY)
             buffer = np.empty((2, batch_size, block_size), np.uint16)
@@ -81,6 +109,8 @@ def main(batch_size: int, block_size: int) -> None:
                     _x, _y = batch.x, batch.y
 
             compare(f"{batch_size}x{block_size} steps", arrays, steps)
+            compare_counting(f"{batch_size}x{block_size}", train)
+            compare_counting(f"{batch_size}x{block_size} mixture", m.split("mixture"))
             if importlib.util.find_spec("torch") is None:
                 print("there is no torch to compare tensors with")
                 return

@@ -74,7 +74,8 @@ def until(what: str, look: Callable[[], tuple[bool, object]]) -> None:
 def python(code: str, *args: str, **env: str) -> subprocess.Popen[str]:
     """Starts another Python that has imported the package. All of its mounts and pipes have one log."""
     log = _KeptLog().fd
-    code = f"import os, sys, signal; sys.path.insert(0, {PACKAGE!r}); import batchfs; os.memfd_create = lambda _: os.dup({log})\n" + textwrap.dedent(code)
+    shared_log = f"create = os.memfd_create; os.memfd_create = lambda name: os.dup({log}) if name == 'batchfs' else create(name)\n"
+    code = f"import os, sys, signal; sys.path.insert(0, {PACKAGE!r}); import batchfs; {shared_log}" + textwrap.dedent(code)
     command = [sys.executable, "-X", "faulthandler", "-c", code, *args]
     process = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True, env={**os.environ, **env}, pass_fds=[log])
     _started.append(process)

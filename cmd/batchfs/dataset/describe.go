@@ -159,7 +159,10 @@ func (d *Dataset) sourceInfos() (list []map[string]any) {
 	first := d.Sequence.Phases()[0]
 	for i, source := range d.Split.Sources {
 		main := d.mains[i]
-		info := map[string]any{"name": source.Name, "files": jsonTexts(main.Files()), "weight": source.Weight, "rows": first.Rows[i], "of": first.Period}
+		info := map[string]any{
+			"name": source.Name, "files": jsonTexts(main.Files()), "weight": source.Weight, "rows": first.Rows[i], "of": first.Period,
+			"rows_per_epoch": d.Sequence.RowsPerEpochOf(i),
+		}
 		if source.MaxEpochs > 0 {
 			info["max_epochs"] = source.MaxEpochs
 		}
