@@ -162,7 +162,7 @@ func files(t testing.TB, dir string) map[string]string {
 		e2e.NoError(t, err)
 	}
 	for _, e := range entries {
-		if e.Name() != ".prepare" {
+		if e.Name() != ".prepare" && e.Name() != ".units" {
 			found[e.Name()] = string(e2e.Content(t, filepath.Join(dir, e.Name())))
 		}
 	}

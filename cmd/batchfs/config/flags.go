@@ -96,6 +96,10 @@ func setArgsForData(dir string) (sets []string, err error) {
 	}
 	// If the manifest is broken, opening the files reports that.
 	manifest, _ := vocabulary.Read(filepath.Join(dir, vocabulary.FileName))
+	if name := unlistedShard(dir, entries, manifest); name != "" {
+		return nil, fmt.Errorf("%s: %s does not list it, so the tasks of batchfs prepare that write to this directory are not finished: "+
+			"run batchfs prepare --finish after them", filepath.Join(dir, name), vocabulary.FileName)
+	}
 	arrays := manifest.ArrayFiles()
 	entries = slices.DeleteFunc(entries, func(e os.DirEntry) bool { return arrays[e.Name()].File != "" })
 	for _, name := range []string{"train", "val"} {
@@ -118,6 +122,30 @@ func setArgsForData(dir string) (sets []string, err error) {
 		return nil, fmt.Errorf("%s has neither train*.bin nor val*.bin: %s, or create them with batchfs prepare TEXT --out %s", dir, dataRule, dir)
 	}
 	return sets, nil
+}
+
+var taskShard = regexp.MustCompile(`^(train|val)_[0-9]{6}\.(bin|npy|ds)$`)
+
+// unlistedShard returns a shard that a task of batchfs prepare has written and that the manifest,
+// which may be nil, does not list, or "".
+func unlistedShard(dir string, entries []os.DirEntry, manifest *vocabulary.Manifest) string {
+	if _, err := os.Stat(filepath.Join(dir, vocabulary.UnitsDir)); err != nil {
+		return ""
+	}
+	listed := map[string]bool{}
+	if manifest != nil {
+		for _, split := range manifest.Splits {
+			for _, shard := range split.Shards {
+				listed[shard.Name] = true
+			}
+		}
+	}
+	for _, e := range entries {
+		if taskShard.MatchString(e.Name()) && !listed[e.Name()] {
+			return e.Name()
+		}
+	}
+	return ""
 }
 
 const dataRule = "--data takes train.bin, or numbered files such as train_000001.bin or fineweb_train_000001.bin, or files of " +

@@ -3,6 +3,7 @@ package prepare
 import (
 	"bufio"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -41,15 +42,28 @@ type input struct {
 	info   fs.FileInfo // state when the input was found; nil for standard input
 	stdin  io.Reader   // what is read if info is nil
 	val    bool        // whether all of it belongs to val
+	part   *part       // what is read; nil for all
+}
+
+// name returns the path and, if the input is a later part of a file of lines, where that begins,
+// because its lines are counted from there.
+func (in *input) name() string {
+	if in.part == nil || in.part.begin == 0 || in.format != jsonlFormat {
+		return in.path
+	}
+	return fmt.Sprintf("%s from byte %d on", in.path, in.part.begin)
 }
 
 // readableOnce reports whether the input can be read only once, like a pipe.
 func (in *input) readableOnce() bool { return in.info == nil || !in.info.Mode().IsRegular() }
 
-// size returns the size in bytes, or 0 if it is unknown.
+// size returns the size in bytes of what is read, or 0 if it is unknown.
 func (in *input) size() int64 {
-	if in.readableOnce() {
+	switch {
+	case in.readableOnce():
 		return 0
+	case in.part != nil:
+		return in.part.bytes
 	}
 	return in.info.Size()
 }
@@ -87,8 +101,19 @@ func (in *input) open(offset int64, t countWriter) (s *stream, err error) {
 		}
 		raw = s.file
 	}
+	linesOf := in.part
+	if in.format != jsonlFormat {
+		linesOf = nil
+	}
+	if linesOf != nil {
+		offset = linesOf.start()
+		t(-int(offset)) // which decompress counts
+	}
 	if err = s.checkUnchanged(); err == nil {
 		err = s.decompress(raw, offset, t)
+	}
+	if err == nil && linesOf != nil {
+		err = linesOf.openLines(s)
 	}
 	if err != nil {
 		s.Close()

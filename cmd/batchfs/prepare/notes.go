@@ -64,7 +64,7 @@ func unitsOf(inputs []*input) (unit, units string) {
 }
 
 func location(unit string, number int64, in *input) string {
-	return fmt.Sprintf("%s %d of %s", unit, number, in.path)
+	return fmt.Sprintf("%s %d of %s", unit, number, in.name())
 }
 
 // addLeftOut counts left-out documents; first is the location of the first one.

@@ -218,7 +218,7 @@ func (w *encodeWorker) encodeChunk(ch *chunk) error {
 			err = w.encodeRow(ch, piece)
 		}
 		if err != nil {
-			return fmt.Errorf("%s: %w", piece.in.path, err)
+			return fmt.Errorf("%s: %w", piece.in.name(), err)
 		}
 	}
 	return nil

@@ -109,8 +109,10 @@ func (s *settings) complete() error {
 	return nil
 }
 
-func newEncoding(s *settings) (e encoding, err error) {
-	t, err := s.openTokenizer()
+// newEncoding returns the encoding that the settings ask for. If content is not nil, it is that of
+// the file that --by names.
+func newEncoding(s *settings, content []byte) (e encoding, err error) {
+	t, err := s.openTokenizer(content)
 	if err != nil {
 		return encoding{}, err
 	}

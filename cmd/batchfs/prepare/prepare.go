@@ -12,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -25,6 +24,7 @@ type options struct {
 	include  []string
 	force    bool
 	dryRun   bool
+	job      jobOptions
 
 	stdin  io.Reader
 	stdout io.Writer
@@ -82,7 +82,13 @@ A line, a row, or a stretch of text in which no word ends may have up to 64 MiB.
 
 The files appear in DIR when all of them are complete. After an interrupted or
 killed run, or one that ran out of disk space, the same command continues from
-the last checkpoint.`,
+the last checkpoint.
+
+To prepare on many machines, write a plan with --plan, run its tasks with --task,
+and end with --finish. A plan divides the TEXTs into units, each of which becomes a
+shard such as train_000017.bin. Tasks need only the plan, the TEXTs and DIR. They
+may run in any order and number, be killed, and run again: what is done is skipped.
+Before --finish, a mount rejects DIR.`,
 		Example: `  batchfs prepare input.txt --out data
   batchfs prepare input.txt --by gpt2 --out data
   batchfs prepare 'web/**/*.jsonl.zst' --val 0.0005 --shard-tokens 100000000 --out data
@@ -91,9 +97,13 @@ the last checkpoint.`,
   batchfs prepare chat.jsonl --mask 'turns[role=assistant].text:1' --by tokenizer.json --special --out data
   curl https://example.org/book.gz | batchfs prepare - --by byte --val 0 --out data
   batchfs prepare tokenized/ --ids input_ids --by tokenizer.json --out data
-  batchfs prepare wiki.parquet --field article.body --dry-run`,
-		Args: cobra.MinimumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error { return o.prepare(cmd, args) },
+  batchfs prepare wiki.parquet --field article.body --dry-run
+  batchfs prepare 'web/**/*.parquet' --by gpt2 --plan plan.json
+  batchfs prepare --plan plan.json --task 3/16 --out data
+  batchfs prepare --plan plan.json --status --out data
+  batchfs prepare --plan plan.json --finish --out data`,
+		Args: func(cmd *cobra.Command, args []string) error { return o.checkFlags(cmd.Flags(), args) },
+		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd, args) },
 	}
 	o.register(cmd)
 	return cmd
@@ -101,7 +111,7 @@ the last checkpoint.`,
 
 func (o *options) register(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&o.dir, "out", "", "write to this `DIR`, which is created if missing (required)")
+	f.StringVar(&o.dir, "out", "", "write to this `DIR`, which is created if missing (required, except to write a plan)")
 	f.StringVar(&o.settings.By, "by", vocabulary.Char, "the tokenizer: `char|byte|gpt2|cl100k|o200k|FILE`, where FILE is a tokenizer.json of Hugging Face or a tekken.json of Mistral")
 	f.StringVar((*string)(&o.settings.As), "as", "", "the format of all files, whatever their names: `text|jsonl|parquet|arrow`")
 	f.StringArrayVar(&o.include, "include", nil, "in directories, take only files that match this `PATTERN`, such as '*.md'; ** matches any number of directories")
@@ -122,10 +132,25 @@ func (o *options) register(cmd *cobra.Command) {
 	f.BoolVar(&o.force, "force", false, "replace the token files and vocab.json in DIR")
 	f.BoolVar(&o.dryRun, "dry-run", false, "estimate the number of tokens from samples, and write nothing")
 	cmd.MarkFlagsMutuallyExclusive("val", "val-files")
+	o.job.register(cmd)
+}
+
+func (o *options) run(cmd *cobra.Command, args []string) error {
+	o.stdin, o.stdout, o.stderr = cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()
+	switch {
+	case o.job.plan == "":
+		return o.prepare(cmd, args)
+	case len(args) > 0:
+		return o.writePlan(args, cmd.Flags().Changed("unit-bytes"))
+	case o.job.finish:
+		return o.finishJob(cmd.Context())
+	case o.job.status:
+		return o.printStatus(cmd.Context())
+	}
+	return o.runTask(cmd.Context())
 }
 
 func (o *options) prepare(cmd *cobra.Command, args []string) error {
-	o.stdin, o.stdout, o.stderr = cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()
 	if err := o.settings.checkIDs(cmd.Flags().Changed); err != nil {
 		return err
 	}
@@ -171,7 +196,7 @@ func (o *options) makePlan(ctx context.Context, args []string) (*plan, error) {
 	if err := o.settings.complete(); err != nil {
 		return nil, err
 	}
-	e, err := newEncoding(&o.settings)
+	e, err := newEncoding(&o.settings, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -190,9 +215,7 @@ func (o *options) makePlan(ctx context.Context, args []string) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(leftOut) > 0 {
-		o.printLine("left out because they describe a dataset, or cache what was computed from it: %s; to read such a file, name it in --include", strings.Join(leftOut, ", "))
-	}
+	o.printLeftOut(leftOut)
 	o.printIDs(p)
 	o.warnMissingEOT(p)
 	o.warnTokenizer(p)

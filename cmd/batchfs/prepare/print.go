@@ -125,11 +125,15 @@ func (p *progress) advanceTo(pos position) {
 
 // printResult prints what DIR holds, and the command to run next.
 func (o *options) printResult() error {
-	dir := filepath.Clean(o.dir)
-	m, err := vocabulary.Read(filepath.Join(dir, manifestName))
+	m, err := vocabulary.Read(filepath.Join(o.dir, manifestName))
 	if err != nil {
 		return err
 	}
+	return o.printManifest(filepath.Clean(o.dir), m)
+}
+
+// printManifest prints what m says about the files in dir, and the command to run next.
+func (o *options) printManifest(dir string, m *vocabulary.Manifest) error {
 	for _, name := range splits {
 		switch split := m.Splits[name]; len(split.Shards) {
 		case 0:
@@ -157,10 +161,15 @@ func (o *options) printResult() error {
 	default:
 		o.printLine("%s/vocab.json: vocabulary of %d %ss", dir, m.Size, m.Kind)
 	}
-	if !regexp.MustCompile(`^[\w./-]+$`).MatchString(dir) {
-		dir = "'" + strings.ReplaceAll(dir, "'", `'\''`) + "'"
+	return o.printLine("next: batchfs mount --data %s%s MOUNTPOINT", quoted(dir), mountOptions(m))
+}
+
+// quoted returns an argument as a shell needs it.
+func quoted(arg string) string {
+	if regexp.MustCompile(`^[\w./:-]+$`).MatchString(arg) {
+		return arg
 	}
-	return o.printLine("next: batchfs mount --data %s%s MOUNTPOINT", dir, mountOptions(m))
+	return "'" + strings.ReplaceAll(arg, "'", `'\''`) + "'"
 }
 
 // maskInWords says how many tokens have mask 1, if the split has a mask.

@@ -45,7 +45,7 @@ func (r *reader) read(from position) error {
 		case r.emitErr != nil: // not caused by the input
 			return r.emitErr
 		case err != nil:
-			return fmt.Errorf("%s: %w", in.path, err)
+			return fmt.Errorf("%s: %w", in.name(), err)
 		}
 	}
 	from.Read = before
@@ -57,6 +57,8 @@ func (r *reader) readInput(in *input, from position) error {
 	offset := from.Offset
 	if in.format.hasRows() {
 		offset = 0
+	} else if in.part != nil {
+		from.Offset = in.part.begin
 	}
 	s, err := in.open(offset, r.countBytes)
 	if err != nil {

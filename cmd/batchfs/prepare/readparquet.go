@@ -20,14 +20,17 @@ func (r *reader) readParquet(s *stream, pos position) (err error) {
 			err = fmt.Errorf("is not a valid parquet file: %v", p)
 		}
 	}()
-	file, size := s.file, s.in.size()
+	if s.in.part != nil && s.decompressor != nil {
+		return errCompressedPart
+	}
+	file := s.file
 	if file == nil || s.in.readableOnce() || s.decompressor != nil {
-		if file, size, err = r.spool(s); err != nil {
+		if file, err = r.spool(s); err != nil {
 			return err
 		}
 		defer file.Close()
 	}
-	f, err := parquetgo.OpenFile(file, size, parquetgo.SkipPageIndex(true), parquetgo.SkipBloomFilters(true))
+	f, err := openParquet(file)
 	if err != nil {
 		return err
 	}
@@ -36,13 +39,16 @@ func (r *reader) readParquet(s *stream, pos position) (err error) {
 	if err := r.encoding.selectColumns(schema); err != nil {
 		return err
 	}
-	p := &parquetReader{reader: r, schema: schema, in: s.in, pos: pos, rowBytes: float64(s.in.size()) / float64(f.NumRows())}
-	if s.decompressor != nil {
+	p := &parquetReader{reader: r, schema: schema, in: s.in, pos: pos, rowBytes: float64(f.Size()) / float64(f.NumRows())}
+	if file != s.file {
 		p.rowBytes = 0 // spool has counted all bytes
 	}
 	r.countBytes(int(p.rowBytes * float64(pos.Offset)))
 	row := int64(0)
 	for i, group := range f.RowGroups() {
+		if part := s.in.part; part != nil && (int64(i) < part.begin || int64(i) >= part.end) {
+			p.pos.Offset = max(p.pos.Offset, row+group.NumRows())
+		}
 		if row+group.NumRows() > p.pos.Offset {
 			p.leaves = make([]*parquetLeaf, len(group.ColumnChunks()))
 			for _, c := range schema.leaves() {
@@ -60,6 +66,40 @@ func (r *reader) readParquet(s *stream, pos position) (err error) {
 		row += group.NumRows()
 	}
 	return nil
+}
+
+func openParquet(file *os.File) (*parquetgo.File, error) {
+	info, err := file.Stat()
+	if err != nil {
+		return nil, err
+	}
+	return parquetgo.OpenFile(file, info.Size(), parquetgo.SkipPageIndex(true), parquetgo.SkipBloomFilters(true))
+}
+
+// rowGroupSizes returns the size of each row group of a parquet file in bytes, as stored.
+func (in *input) rowGroupSizes() (sizes []int64, err error) {
+	defer func() {
+		if p := recover(); p != nil { // parquet-go panics if a file is broken
+			err = fmt.Errorf("is not a valid parquet file: %v", p)
+		}
+	}()
+	file, err := os.Open(in.path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	f, err := openParquet(file)
+	if err != nil {
+		return nil, err
+	}
+	for _, group := range f.Metadata().RowGroups {
+		size := int64(0)
+		for _, c := range group.Columns {
+			size += c.MetaData.TotalCompressedSize
+		}
+		sizes = append(sizes, size)
+	}
+	return sizes, nil
 }
 
 // A parquetReader reads rows of a parquet file.
@@ -310,16 +350,15 @@ func (l *parquetLeaf) close() {
 }
 
 // spool decompresses a parquet file to an unnamed file, because rows are read at any offset.
-func (r *reader) spool(s *stream) (*os.File, int64, error) {
+func (r *reader) spool(s *stream) (*os.File, error) {
 	file, err := os.CreateTemp(r.scratchDir, ".parquet-")
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
 	os.Remove(file.Name())
-	size, err := io.Copy(file, s)
-	if err != nil {
+	if _, err := io.Copy(file, s); err != nil {
 		file.Close()
-		return nil, 0, err
+		return nil, err
 	}
-	return file, size, nil
+	return file, nil
 }

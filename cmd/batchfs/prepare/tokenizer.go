@@ -52,7 +52,8 @@ var tokenizers = map[string]func() (tokenizer, error){
 	"o200k":         func() (tokenizer, error) { return newBPETokenizer(bpe.Named("o200k")) },
 }
 
-func (s *settings) openTokenizer() (tokenizer, error) {
+// openTokenizer opens the tokenizer that --by names. If content is not nil, it is that of the file.
+func (s *settings) openTokenizer(content []byte) (tokenizer, error) {
 	if s.VocabSize > 0 {
 		return idTokenizer(s.VocabSize), nil
 	}
@@ -62,6 +63,9 @@ func (s *settings) openTokenizer() (tokenizer, error) {
 	}
 	if !ok {
 		open = func() (tokenizer, error) { return newBPETokenizer(bpe.Open(s.By)) }
+	}
+	if content != nil {
+		open = func() (tokenizer, error) { return newBPETokenizer(bpe.Parse(s.By, content)) }
 	}
 	t, err := open()
 	if err != nil || !s.Special && s.EOTToken == "" {

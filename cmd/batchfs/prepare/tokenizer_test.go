@@ -128,7 +128,7 @@ var addedTokens = []string{"New York", "York State", "\n\n\n", "\nCity", "w Y sp
 
 func openTokenizer(t testing.TB, by string, special bool) tokenizer {
 	t.Helper()
-	tokenizer, err := (&settings{By: by, Special: special}).openTokenizer()
+	tokenizer, err := (&settings{By: by, Special: special}).openTokenizer(nil)
 	testfiles.NoError(t, err)
 	return tokenizer
 }

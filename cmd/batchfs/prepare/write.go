@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
+	"hash"
 	"io"
 	"os"
 	"path/filepath"
@@ -23,8 +24,9 @@ type writer struct {
 	work      *workDir
 	state     *checkpoint
 	shards    [len(splits)]*splitWriter
-	units     string // what the inputs have, such as lines
-	canResume bool   // whether the inputs can be read again from a position
+	units     string    // what the inputs have, such as lines
+	canResume bool      // whether the inputs can be read again from a position
+	texts     hash.Hash // of all text; nil if it is not needed
 	progress  *progress
 
 	began, nextSave time.Time
@@ -46,6 +48,15 @@ func newWriter(p *plan, work *workDir, state *checkpoint, progress *progress) *w
 	return w
 }
 
+// newUnitWriter returns a writer for the shards of a unit, which are named for it, in dir. It saves
+// no checkpoints, because a unit that is interrupted begins again.
+func newUnitWriter(p *plan, dir *os.Root, unit string, progress *progress) *writer {
+	w := newWriter(p, &workDir{dir: dir}, new(checkpoint), progress)
+	w.canResume, w.texts = false, sha256.New()
+	w.shards[0].options.unit = unit
+	return w
+}
+
 // write appends a chunk. It saves a checkpoint after a second, then every ten seconds and after
 // each complete shard.
 func (w *writer) write(ch *chunk) error {
@@ -53,6 +64,9 @@ func (w *writer) write(ch *chunk) error {
 	w.state.Notes.add(&ch.notes)
 	if err := w.state.Notes.checkUnusable(w.units); err != nil {
 		return err
+	}
+	if w.texts != nil {
+		w.texts.Write(ch.text)
 	}
 	for i, split := range w.shards {
 		completed, err := split.write(ch.encoded[i])
@@ -126,7 +140,8 @@ type outputOptions struct {
 	dir       *os.Root
 	format    outputFormat
 	width     int
-	maxTokens int64 // per shard; 0 for a single shard
+	maxTokens int64  // per shard; 0 for a single shard
+	unit      string // name of the unit that the single shard holds, or empty
 	masked    bool
 	tokenizer string
 
@@ -156,10 +171,21 @@ type splitState struct {
 
 // shardName returns the name of the current shard. mount --data recognizes both forms.
 func (s *splitWriter) shardName() string {
+	if s.options.unit != "" {
+		return s.name + "_" + s.options.unit + s.options.format.extension
+	}
 	if s.options.maxTokens == 0 {
 		return s.name + s.options.format.extension
 	}
 	return fmt.Sprintf("%s_%06d%s", s.name, len(s.state.Shards)+1, s.options.format.extension)
+}
+
+// smallerShards returns the option with which shards have fewer tokens.
+func (o *outputOptions) smallerShards() string {
+	if o.unit != "" {
+		return "a smaller --unit-bytes in a new plan, or smaller inputs"
+	}
+	return "--shard-tokens"
 }
 
 func maskPath(path string) string { return path[:len(path)-len(filepath.Ext(path))] + ".mask.bin" }
@@ -229,7 +255,7 @@ func (s *splitWriter) write(e encodedTokens) (completed bool, err error) {
 			documents, _ = slices.BinarySearch(e.ends, n+1)
 		}
 		if s.options.format.maxTokens > 0 && s.state.Tokens+n > s.options.format.maxTokens {
-			return false, fmt.Errorf("%s: the format cannot hold more than %d tokens in a shard: use --shard-tokens", s.shardName(), s.options.format.maxTokens)
+			return false, fmt.Errorf("%s: the format cannot hold more than %d tokens in a shard: use %s", s.shardName(), s.options.format.maxTokens, s.options.smallerShards())
 		}
 		if err := s.appendToShard(e, n, documents); err != nil {
 			return false, err

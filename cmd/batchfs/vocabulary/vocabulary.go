@@ -18,6 +18,10 @@ import (
 // FileName is the name of the manifest, in the directory of the token files.
 const FileName = "vocab.json"
 
+// UnitsDir is the directory, next to token files that tasks of batchfs prepare write, of what they
+// record. Until the manifest lists the files, more of them may come.
+const UnitsDir = ".units"
+
 // The kinds of vocabulary.
 const (
 	Char = "char" // each token is a Unicode code point

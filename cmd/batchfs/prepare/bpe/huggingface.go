@@ -31,8 +31,13 @@ func Open(path string) (*Tokenizer, error) {
 	if err != nil {
 		return nil, err
 	}
+	return Parse(path, raw)
+}
+
+// Parse returns the tokenizer of a file with this path and content.
+func Parse(path string, raw []byte) (*Tokenizer, error) {
 	var f tokenizerFile
-	err = json.Unmarshal(raw, &f)
+	err := json.Unmarshal(raw, &f)
 	// Decoding fails for other models, whose vocab has a different type.
 	other := f.Model.Type != "" && f.Model.Type != "BPE"
 	switch {

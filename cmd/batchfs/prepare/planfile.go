@@ -1,0 +1,272 @@
+package prepare
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"batchfs/cmd/batchfs/prepare/units"
+	"batchfs/cmd/batchfs/terminal"
+	"batchfs/cmd/batchfs/vocabulary"
+)
+
+// jobOptions are the options with which prepare divides its work among tasks.
+type jobOptions struct {
+	plan      string // path of the plan file; empty if all happens in one process
+	unitBytes int64
+	task      string
+	tasks     int
+	finish    bool
+	verify    bool
+	status    bool
+}
+
+func (j *jobOptions) register(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&j.plan, "plan", "", "with TEXTs, write a plan to this `FILE`, or add TEXTs to it, and encode nothing; without TEXTs, do a part of the plan: a task, --finish or --status")
+	f.Int64Var(&j.unitBytes, "unit-bytes", 1<<30, "divide the TEXTs of a plan into units of this `NUMBER` of bytes, as they are stored")
+	f.StringVar(&j.task, "task", "", "do task `I/N` of the plan, where I counts from 0; tasks may run anywhere, in any order and number, and again (default: from Slurm's or Kubernetes' environment)")
+	f.IntVar(&j.tasks, "tasks", 0, "the `NUMBER` of tasks, if a variable of the environment has I")
+	f.BoolVar(&j.finish, "finish", false, "after all tasks, check what they wrote, and write vocab.json")
+	f.BoolVar(&j.verify, "verify", false, "with --finish, also read all files and compare their hashes")
+	f.BoolVar(&j.status, "status", false, "print how much of the plan is done")
+	cmd.MarkFlagsMutuallyExclusive("task", "finish", "status")
+	cmd.MarkFlagsMutuallyExclusive("tasks", "finish", "status")
+	cmd.MarkFlagsMutuallyExclusive("task", "tasks")
+	cmd.MarkFlagsMutuallyExclusive("verify", "status")
+	cmd.MarkFlagsMutuallyExclusive("verify", "task")
+}
+
+// jobFlags are the flags that need --plan. Those that make a plan are false, those that use one are
+// true.
+var jobFlags = map[string]bool{"unit-bytes": false, "task": true, "tasks": true, "finish": true, "verify": true, "status": true}
+
+// checkFlags returns an error if flags do not go together.
+func (o *options) checkFlags(flags *pflag.FlagSet, args []string) (err error) {
+	flags.Visit(func(f *pflag.Flag) {
+		uses, isJob := jobFlags[f.Name]
+		switch {
+		case err != nil || f.Name == "plan" || f.Hidden:
+		case o.job.plan == "" && isJob:
+			err = fmt.Errorf("--%s: works on a plan: name its file with --plan", f.Name)
+		case o.job.plan == "":
+		case len(args) > 0 && uses:
+			err = fmt.Errorf("--%s: leave out the texts, which the plan has, or leave out --%[1]s to add them to the plan", f.Name)
+		case len(args) > 0 && (f.Name == "out" || f.Name == "force" || f.Name == "dry-run"):
+			err = fmt.Errorf("--%s: does not go with a plan, which writes nothing but itself: give --out to the tasks", f.Name)
+		case len(args) > 0 && f.Name == "shard-tokens":
+			err = errors.New("--shard-tokens: does not go with --plan, where each unit is one shard: choose their size with --unit-bytes")
+		case len(args) == 0 && !uses && f.Name != "out":
+			err = fmt.Errorf("--%s: is for making a plan: name the texts too, or leave it out, because the plan in %s has all options", f.Name, o.job.plan)
+		}
+	})
+	switch {
+	case err != nil:
+		return err
+	case o.job.plan == "" && len(args) == 0:
+		return errors.New("name the texts to read, such as batchfs prepare input.txt --out data")
+	case o.job.verify && !o.job.finish:
+		return errors.New("--verify: goes with --finish")
+	case o.job.unitBytes < 1:
+		return fmt.Errorf("--unit-bytes: must be at least 1 (got %d)", o.job.unitBytes)
+	case o.job.plan != "" && len(args) == 0 && o.dir == "":
+		return errors.New("--out: give the directory that all tasks write to, such as --out data")
+	}
+	return nil
+}
+
+// writePlan writes a plan for the texts that the arguments name, or adds them to one.
+func (o *options) writePlan(args []string, unitBytesGiven bool) error {
+	if o.settings.By == vocabulary.Char {
+		return errors.New("--by char: does not go with --plan, because its tokens depend on all texts, and no task reads them all: choose another tokenizer with --by")
+	}
+	if o.settings.IDs != "" {
+		return errors.New("--ids: does not go with --plan, because the first row decides for all whether rows have labels: prepare ids without --plan")
+	}
+	if err := o.settings.complete(); err != nil {
+		return err
+	}
+	o.settings.ShardTokens = 0 // each unit is one shard, also in llm.c's format
+	e, err := newEncoding(&o.settings, nil)
+	if err != nil {
+		return err
+	}
+	var tokenizer []byte
+	if _, ok := tokenizers[o.settings.By]; !ok {
+		if tokenizer, err = os.ReadFile(o.settings.By); err != nil {
+			return fmt.Errorf("--by: %w", err)
+		}
+	}
+	options, err := json.Marshal(o.settings)
+	if err != nil {
+		return err
+	}
+	made, err := o.planToExtend(options, tokenizer, unitBytesGiven)
+	if err != nil {
+		return err
+	}
+	o.printTokens(e)
+	inputs, leftOut, err := findInputs(args, o.include, o.settings.As, o.stdin)
+	if err != nil {
+		return err
+	}
+	if info, err := os.Stat(o.job.plan); err == nil { // it may be in the directory of the texts
+		inputs = slices.DeleteFunc(inputs, func(in *input) bool { return in.info != nil && os.SameFile(in.info, info) })
+	}
+	p := &plan{settings: o.settings, inputs: inputs, encoding: e, val: valRule{fraction: o.settings.Val}}
+	if err := cmp.Or(p.checkPlanned(made.Inputs), p.checkInputs()); err != nil {
+		return err
+	}
+	o.printLeftOut(leftOut)
+	o.warnMissingEOT(p)
+	o.warnTokenizer(p)
+	before := len(made.Units)
+	added, err := made.Add(plannedInputs(inputs), o.divide)
+	if err != nil {
+		return err
+	}
+	if err := o.savePlan(made); err != nil {
+		return err
+	}
+	return o.printPlan(made, added, before)
+}
+
+func (o *options) savePlan(p *units.Plan) error {
+	name := o.job.plan
+	temporary := fmt.Sprintf("%s.%d.new", name, os.Getpid())
+	f, err := os.Create(temporary)
+	if err != nil {
+		return fmt.Errorf("--plan: %w", err)
+	}
+	if err := cmp.Or(p.Write(f), f.Sync(), f.Close(), os.Rename(temporary, name)); err != nil {
+		f.Close()
+		os.Remove(temporary)
+		return fmt.Errorf("--plan %s: %w", name, err)
+	}
+	return nil
+}
+
+// planToExtend returns the existing plan, or an empty one. The error says which option differs.
+func (o *options) planToExtend(options json.RawMessage, tokenizer []byte, unitBytesGiven bool) (*units.Plan, error) {
+	planned := units.New(options, tokenizer, o.job.unitBytes)
+	p, err := readPlan(o.job.plan)
+	if errors.Is(err, fs.ErrNotExist) {
+		return planned, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	other := func(what string) error {
+		return fmt.Errorf("--plan %s: was made with %s: give the same again, or write another file", o.job.plan, what)
+	}
+	var before settings
+	if err := json.Unmarshal(p.Options, &before); err != nil {
+		return nil, fmt.Errorf("--plan %s: %w", o.job.plan, err)
+	}
+	// What is done without an error has no invalid text.
+	if before.Invalid == "error" && o.settings.Invalid != "error" {
+		before.Invalid, p.Options = o.settings.Invalid, options
+	}
+	switch {
+	case before != o.settings:
+		return nil, other("other options, " + string(p.Options))
+	case p.SHA256 != planned.SHA256:
+		return nil, other("another tokenizer in " + o.settings.By)
+	case unitBytesGiven && p.UnitBytes != o.job.unitBytes:
+		return nil, other(fmt.Sprintf("--unit-bytes %d", p.UnitBytes))
+	}
+	return p, nil
+}
+
+func readPlan(name string) (*units.Plan, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, fmt.Errorf("--plan: %w", err)
+	}
+	defer f.Close()
+	return units.Read(f, name)
+}
+
+// checkPlanned checks the inputs that are added to those of a plan, and chooses val among them.
+func (p *plan) checkPlanned(before []units.Input) error {
+	given := make(map[string]bool, len(p.inputs))
+	for _, in := range p.inputs {
+		if in.readableOnce() {
+			return fmt.Errorf("%s: is not a regular file, so tasks cannot read it: save it to a file first", in.path)
+		}
+		given[in.path] = true
+	}
+	all := slices.Clip(p.inputs)
+	for _, in := range before {
+		if !given[in.Name] {
+			all = append(all, &input{path: in.Name, format: inputFormat(in.Format)})
+		}
+	}
+	if len(all) == 1 && all[0].format == textFormat && p.settings.Val > 0 {
+		return fmt.Errorf("%s: is a single text, whose end would be val, but tasks do not divide texts: "+
+			"use --val 0, or divide it into files, or prepare it without --plan", all[0].path)
+	}
+	return chooseValFiles(all, p.settings.ValFiles)
+}
+
+func plannedInputs(inputs []*input) (all []units.Input) {
+	for _, in := range inputs {
+		all = append(all, units.Input{Name: in.path, Format: string(in.format), Val: in.val, State: units.StateOf(in.info)})
+	}
+	return all
+}
+
+// largeWhole is the size of an input in bytes above which a warning says that it is not divided.
+const largeWhole = 4 << 30
+
+// divide implements [units.Divider]. By its name, a compressed file cannot be divided.
+func (o *options) divide(planned units.Input, unitBytes int64) ([]units.Part, error) {
+	in := &input{path: planned.Name, format: inputFormat(planned.Format)}
+	switch {
+	case isCompressedName(in.path):
+	case in.format == jsonlFormat:
+		return units.Lines(planned, unitBytes)
+	case in.format == parquetFormat:
+		sizes, err := in.rowGroupSizes()
+		if err != nil || len(sizes) < 2 {
+			return nil, err
+		}
+		return units.Groups(sizes, unitBytes), nil
+	}
+	if planned.Size > largeWhole {
+		o.printLine("warning: %s has %s and cannot be divided, so one task reads all of it: if that takes too long, save it as several files, "+
+			"or as JSON lines or Parquet without compression of the whole", in.path, terminal.FormatBytes(planned.Size))
+	}
+	return nil, nil
+}
+
+func (o *options) printPlan(p *units.Plan, added, before int) error {
+	var all int64
+	for _, in := range p.Inputs {
+		all += in.Size
+	}
+	what := fmt.Sprintf("%s: %s of %s, in %s", o.job.plan, terminal.Plural(int64(len(p.Inputs)), "input", "inputs"), terminal.FormatBytes(all),
+		terminal.Plural(int64(len(p.Units)), "unit", "units"))
+	if before > 0 {
+		what += fmt.Sprintf("; %s and %s are new", terminal.Plural(int64(added), "input", "inputs"), terminal.Plural(int64(len(p.Units)-before), "unit", "units"))
+	}
+	o.printLine("%s", what)
+	plan := quoted(o.job.plan)
+	o.printLine("next: run tasks, such as all of 0/16 to 15/16: batchfs prepare --task 0/16 --plan %s --out DIR", plan)
+	return o.printLine("then: batchfs prepare --finish --plan %s --out DIR", plan)
+}
+
+// printLeftOut prints which side files were left out.
+func (o *options) printLeftOut(leftOut []string) {
+	if len(leftOut) > 0 {
+		o.printLine("left out because they describe a dataset, or cache what was computed from it: %s; to read such a file, name it in --include", strings.Join(leftOut, ", "))
+	}
+}
