@@ -82,6 +82,17 @@ func (s *stubArray) number(i int64) int64 {
 
 func numbersOf(a SourceArray) int64 { return int64(columnOf(a).elementNumbers) }
 
+// positionOf returns the position in the source of the token at an index of a row, even if BOS
+// replaces it, or -1 for padding.
+func positionOf(segments []Segment, index int) int64 {
+	for _, s := range segments {
+		if index >= s.At && index < s.At+s.Len {
+			return s.Start + int64(index-s.At)
+		}
+	}
+	return -1
+}
+
 // expectedBatch computes batch k number by number, from the segments of its rows.
 func expectedBatch(t testing.TB, q *Sequence, sources []Source, k uint64) (batch []byte) {
 	T := q.BlockSize
@@ -144,6 +155,18 @@ func expectedBatch(t testing.TB, q *Sequence, sources []Source, k uint64) (batch
 				for i := range T + 1 {
 					put(int64(append(begins, slices.Repeat([]int{T}, T+1)...)[i]))
 				}
+			case "document_numbers":
+				numbers := slices.Repeat([]int64{-1}, T)
+				for n, begin := range begins {
+					if begin < T && positionOf(segments, begin) >= 0 {
+						number, err := q.sources[source].documents.NumberAt(positionOf(segments, begin))
+						must(t, err)
+						numbers[n] = number
+					}
+				}
+				for _, number := range numbers {
+					put(number)
+				}
 			case "positions":
 				for i := range T {
 					n, found := slices.BinarySearch(begins, i)
@@ -187,7 +210,7 @@ func TestBatchesAreTheirSegments(t *testing.T) {
 			main = newNumbered(array.DTypes()[r.IntN(len(array.DTypes()))], 0, 0, axes[r.IntN(len(axes))]...)
 		case round%2 == 0:
 			main, salt = newNumbered(array.Uint32, 0, 0), 0
-			s.Rows, s.EOT, s.Documents = documentKinds[r.IntN(3)], uint64(r.IntN(2))*50256, r.IntN(3) > 0
+			s.Rows, s.EOT, s.Documents, s.DocumentNumbers = documentKinds[r.IntN(3)], uint64(r.IntN(2))*50256, r.IntN(3) > 0, r.IntN(2) == 0
 			s.DType = []array.DType{array.Uint32, array.Int32, array.Int64}[r.IntN(3)]
 			s.MaskTargets, s.IgnoreIndex = s.Layout == XY && s.DType != array.Uint32 && r.IntN(2) == 0, -r.Int64N(200)
 			if r.IntN(2) == 0 {

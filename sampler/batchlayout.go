@@ -32,6 +32,7 @@ const (
 	contentFile      contentKind = iota // numbers from a file
 	contentCuSeqlens                    // 0, ends of documents in x, then T until the row is full
 	contentPositions                    // index in the document's part of the row
+	contentNumbers                      // number of each document in x, then -1 for the rest
 	contentLengths                      // tokens in x; the rest is padding
 	contentSource                       // number of the source
 )
@@ -83,6 +84,9 @@ func newBatchLayout(s *Settings, arrays []SourceArray) (batchLayout, error) {
 		others = append(others,
 			batchArray{name: "cu_seqlens", dtype: array.Int32, content: contentCuSeqlens, shape: []int{s.BlockSize + 1}},
 			batchArray{name: "positions", dtype: array.Int32, content: contentPositions, shape: []int{s.BlockSize}})
+	}
+	if s.DocumentNumbers {
+		others = append(others, batchArray{name: "document_numbers", dtype: array.Int64, content: contentNumbers, shape: []int{s.BlockSize}})
 	}
 	if s.hasDocumentRows() {
 		others = append(others, batchArray{name: "lengths", dtype: array.Int32, content: contentLengths})

@@ -220,11 +220,11 @@ func (r *documentRows) segments(list []Segment, row int64) ([]Segment, error) {
 	return list, nil
 }
 
-func (r *documentRows) ends(list []int, row []Segment) ([]int, error) {
+func (r *documentRows) appendDocuments(ends []int, numbers []int64, row []Segment) ([]int, []int64, error) {
 	for _, s := range row {
-		list = append(list, s.At+s.Len)
+		ends, numbers = append(ends, s.At+s.Len), append(numbers, s.Document)
 	}
-	return list, nil
+	return ends, numbers, nil
 }
 
 // rowsHolding returns one row, two if the token ends a segment and begins the next, or none if the

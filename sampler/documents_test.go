@@ -282,6 +282,76 @@ func checkLongDocuments(t *testing.T, sources []Source, ends []documentEnds, s S
 	}
 }
 
+// In all rows of an epoch, the segments in cu_seqlens are parts of the documents in
+// document_numbers, as the index numbers them, whatever rows consist of and wherever documents are
+// empty.
+func TestDocumentNumbers(t *testing.T) {
+	r := rand.New(rand.NewPCG(19, 20))
+	for _, kind := range append(slices.Clone(documentKinds), Windows) {
+		for n := range attempts(30, 200) {
+			var list []documentEnds
+			for range 2 {
+				ends, end := documentEnds{}, int64(0)
+				for range 2 + r.IntN(60) {
+					end += int64(r.IntN(2) * r.IntN(30))
+					ends = append(ends, end)
+				}
+				list = append(list, append(ends, end+25))
+			}
+			s := Settings{Name: "train", BatchSize: 1 + r.IntN(4), BlockSize: 1 + r.IntN(20), DType: array.Int64, Layout: XY, World: 1, Seed: r.Uint64(), Rows: kind,
+				TooLong: []TooLong{Cut, Truncate}[n%2], Order: []Order{Random, Shuffle, Sequential}[r.IntN(3)], Weights: []float64{2, 1}, Documents: true, DocumentNumbers: true}
+			if kind == Windows {
+				s.TooLong = ""
+			}
+			q, err := New([]Source{documentSource(array.Uint32, list[0]), documentSource(array.Uint32, list[1])}, s)
+			must(t, err)
+			for k := range uint64(q.BatchesPerEpoch()) {
+				checkDocumentNumbers(t, q, list, k)
+			}
+		}
+	}
+}
+
+func checkDocumentNumbers(t *testing.T, q *Sequence, ends []documentEnds, k uint64) {
+	t.Helper()
+	arrays, T := map[string][]byte{}, q.BlockSize
+	whole := readBatch(t, q, k)
+	for _, a := range q.Batch().Arrays {
+		arrays[a.Name] = whole[a.Offset:][:a.Bytes()]
+	}
+	for j := range q.BatchSize {
+		x, bounds := viewAs[int64](arrays["x"])[j*T:][:T], viewAs[int32](arrays["cu_seqlens"])[j*(T+1):][:T+1]
+		numbers, source := viewAs[int64](arrays["document_numbers"])[j*T:][:T], viewAs[int16](arrays["source"])[j]
+		used := T
+		if q.Rows != Windows {
+			used = int(viewAs[int32](arrays["lengths"])[j])
+		}
+		var want []int64 // those of the segments in x
+		for segment := 0; bounds[segment] < int32(T); segment++ {
+			number := int64(-1)
+			for i := int(bounds[segment]); i < int(bounds[segment+1]); i++ {
+				if i < used {
+					number, _ = ends[source].NumberAt(x[i])
+				}
+				if numbers[segment] != number {
+					t.Fatalf("%+v: row %d of batch %d has document %d at %d, and document_numbers %d with cu_seqlens %d", q.Settings, j, k, number, i, numbers, bounds)
+				}
+			}
+			if number >= 0 {
+				want = append(want, number)
+			}
+		}
+		for _, number := range numbers[len(want):] {
+			if number != -1 {
+				t.Fatalf("%+v: row %d of batch %d has document_numbers %d, want %d and then -1", q.Settings, j, k, numbers, want)
+			}
+		}
+		if all, err := q.DocumentsOf(k, j); err != nil || len(all) < len(want) || len(all) > len(want)+1 || !slices.Equal(all[:len(want)], want) {
+			t.Fatalf("%+v: row %d of batch %d has the documents %d, %v, want %d and perhaps that of the last target", q.Settings, j, k, all, err, want)
+		}
+	}
+}
+
 // A source whose documents are all dropped has no rows.
 func TestAllDocumentsAreDropped(t *testing.T) {
 	s := Settings{Name: "train", BatchSize: 1, BlockSize: 4, DType: Native, Layout: XY, Order: Random, World: 1, Rows: Packed, TooLong: Drop}

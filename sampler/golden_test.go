@@ -201,6 +201,7 @@ type goldenDocuments struct {
 	IgnoreIndex int64         `json:"ignore_index,omitempty"`
 	BOS         *uint64       `json:"bos,omitempty"`
 	TooLong     TooLong       `json:"too_long,omitempty"`
+	Numbers     bool          `json:"document_numbers,omitempty"`
 	Stages      []goldenStage `json:"stages,omitempty"`
 	Batches     []string      `json:"batches"`
 }
@@ -209,7 +210,7 @@ func (g *goldenDocuments) compute(t *testing.T) (batches []string) {
 	t.Helper()
 	s := Settings{
 		Name: g.Split, BatchSize: g.BatchSize, BlockSize: g.BlockSize, DType: g.DType, Layout: g.Layout, Order: g.Order, Seed: g.Seed, Rank: g.Rank, World: g.World,
-		Rows: g.Rows, TooLong: g.TooLong, Documents: true, MaskTargets: g.MaskTargets, EOT: g.EOT, HasEOT: true, IgnoreIndex: g.IgnoreIndex, BOS: g.BOS,
+		Rows: g.Rows, TooLong: g.TooLong, Documents: true, MaskTargets: g.MaskTargets, EOT: g.EOT, HasEOT: true, IgnoreIndex: g.IgnoreIndex, BOS: g.BOS, DocumentNumbers: g.Numbers,
 	}
 	for _, stage := range g.Stages {
 		s.Stages = append(s.Stages, Stage(stage))

@@ -25,6 +25,7 @@ type readJob struct {
 	edgeBuffer      []byte     // numbers that are partly outside dst
 	ends            []int      // ends of documents in planned rows, as indexes in the row
 	segments        []Segment  // segments of the row being planned
+	numbers         []int64    // numbers of the documents in that row
 
 	copyRowFunc func(i int, raw []byte) error // copyRow; stored because a method value allocates
 }
@@ -206,7 +207,7 @@ func (job *readJob) planRow(k uint64, r plannedRow) (err error) {
 	}
 	r.source, r.ends = source, interval{len(job.ends), len(job.ends)}
 	if q.needsEnds() && from.documents != nil {
-		if job.ends, err = rows.ends(job.ends, job.segments); err != nil {
+		if job.ends, job.numbers, err = rows.appendDocuments(job.ends, job.numbers[:0], job.segments); err != nil {
 			return err
 		}
 		r.ends.to = len(job.ends)
@@ -278,6 +279,8 @@ func (job *readJob) putDerived(r plannedRow, used int) {
 			job.fill(p, int64(min(used, q.BlockSize)))
 		case p.content == contentSource:
 			job.fill(p, int64(r.source))
+		case p.content == contentNumbers:
+			job.putDocumentNumbers(p, job.ends[r.ends.from:r.ends.to])
 		case p.isFromDocuments() && !q.EndsByToken(r.source):
 			job.putDocumentMarks(p, job.ends[r.ends.from:r.ends.to])
 		}
@@ -400,6 +403,20 @@ func (job *readJob) putDocumentMarks(p rowPart, ends []int) {
 				numbers[index-from] = int32(index - begin)
 			}
 			begin = end
+		}
+	}
+	job.copyOut(p, whole)
+}
+
+// putDocumentNumbers writes a part of document_numbers. ends are the ends of documents in the row.
+func (job *readJob) putDocumentNumbers(p rowPart, ends []int) {
+	whole := job.bufferFor(p)
+	numbers := viewAs[int64](whole)
+	for i := range numbers {
+		index := p.from + i
+		isInX := index < len(job.numbers) && (index == 0 || ends[index-1] < job.sequence.BlockSize)
+		if numbers[i] = -1; isInX {
+			numbers[i] = job.numbers[index]
 		}
 	}
 	job.copyOut(p, whole)

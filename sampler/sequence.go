@@ -190,8 +190,8 @@ func (s *Settings) maskArrayIndex() int {
 }
 
 // Batch describes a batch. Its main arrays are those of the layout. Others follow, as the settings
-// require: the aligned arrays, cu_seqlens of shape (B, T+1), positions of shape (B, T), lengths of
-// shape (B,) and, in a mixture, source of shape (B,).
+// require: the aligned arrays, cu_seqlens of shape (B, T+1), positions and document_numbers of
+// shape (B, T), lengths of shape (B,) and, in a mixture, source of shape (B,).
 func (q *Sequence) Batch() array.Batch { return q.layout.batch }
 
 // StoredDType returns the dtype of the main array in the files.
@@ -277,6 +277,21 @@ func (q *Sequence) Segments(k uint64, j int) (source int, list []Segment, err er
 		list[0].Document, err = from.documents.NumberAt(start)
 	}
 	return source, list, err
+}
+
+// DocumentsOf returns the numbers in their source of the documents in row j of batch k, in order.
+// It returns nil if the source has no Documents, and fails if it cannot read where they end.
+func (q *Sequence) DocumentsOf(k uint64, j int) (numbers []int64, err error) {
+	source, start := q.Start(k, j)
+	from := q.sources[source]
+	if from.documents == nil {
+		return nil, nil
+	}
+	segments, err := from.starts.rows.segments(nil, start)
+	if err == nil {
+		_, numbers, err = from.starts.rows.appendDocuments(nil, nil, segments)
+	}
+	return numbers, err
 }
 
 // Counts returns the counts of each source. The caller must not change them.

@@ -61,6 +61,9 @@ type Settings struct {
 	MaskArray   string         // with MaskTargets: array whose zeros mask targets, too; "": none
 	IgnoreIndex int64          // below 0; 0: DefaultIgnoreIndex
 	TorchState  []byte         // torch.get_rng_state() for the torch orders; nil: from Seed
+
+	// DocumentNumbers says whether a batch has the array document_numbers.
+	DocumentNumbers bool
 }
 
 // epochGroup returns the number of ranks that share an epoch, and the number of their host. Without
@@ -166,16 +169,16 @@ func (s *Settings) padding() uint64 {
 	return s.EOT
 }
 
-// needsEnds reports whether a batch shows where documents end: in cu_seqlens and positions, or in
-// masked targets.
-func (s *Settings) needsEnds() bool { return s.Documents || s.MaskTargets }
+// needsEnds reports whether a batch shows where documents end: in cu_seqlens and positions, in
+// document_numbers, or in masked targets.
+func (s *Settings) needsEnds() bool { return s.Documents || s.DocumentNumbers || s.MaskTargets }
 
 // UsesDocuments reports whether it matters where documents end.
 func (s *Settings) UsesDocuments() bool { return s.needsEnds() || s.hasDocumentRows() }
 
 // NeedsIndex reports whether every source must have Documents.
 func (s *Settings) NeedsIndex() bool {
-	return s.hasDocumentRows() || !s.HasEOT && (s.Documents || s.MaskTargets && s.MaskArray == "")
+	return s.hasDocumentRows() || s.DocumentNumbers || !s.HasEOT && (s.Documents || s.MaskTargets && s.MaskArray == "")
 }
 
 // MaxPacked limits the block size of packed rows, because packing takes memory for each length of a

@@ -38,9 +38,9 @@ type sourceRows interface {
 	// segments appends the segments of a row to list, in order.
 	segments(list []Segment, start int64) ([]Segment, error)
 
-	// ends appends to list, for each document in a row, 1 + the index of its last token there. The
-	// end of the whole row may be missing.
-	ends(list []int, row []Segment) ([]int, error)
+	// appendDocuments appends, for each document in a row, 1 + the index of its last token there to
+	// ends, and its number in the source to numbers. The end of the whole row may be missing.
+	appendDocuments(ends []int, numbers []int64, row []Segment) ([]int, []int64, error)
 
 	// rowsHolding returns the rows that hold the element at pos.
 	rowsHolding(pos int64) ([]rowRange, error)
@@ -146,36 +146,39 @@ func (w *windowRows) segments(list []Segment, start int64) ([]Segment, error) {
 	return append(list, Segment{Start: start, Len: int(w.len), Document: -1}), nil
 }
 
-func (w *windowRows) ends(list []int, row []Segment) ([]int, error) {
+func (w *windowRows) appendDocuments(ends []int, numbers []int64, row []Segment) ([]int, []int64, error) {
 	start := row[0].Start
 	i, err := w.documents.NumberAt(start)
 	if err != nil {
-		return list, err
+		return ends, numbers, err
 	}
 	var buf [16]int64
 	last := start // end of the last document that is not empty
 	for count := w.documents.Count(); i < count; {
 		next := buf[:min(count-i, int64(len(buf)))]
 		if err := w.documents.Ends(i, next); err != nil {
-			return list, err
+			return ends, numbers, err
 		}
-		for _, end := range next {
+		for n, end := range next {
+			if end > last {
+				numbers = append(numbers, i+int64(n))
+			}
 			if end >= start+w.len {
-				return list, nil
+				return ends, numbers, nil
 			}
 			if end > last {
-				list, last = append(list, int(end-start)), end
+				ends, last = append(ends, int(end-start)), end
 			}
 		}
 		if i += int64(len(next)); next[0] == last { // skip any other empty documents that end here
 			after, err := w.documents.NumberAt(last)
 			if err != nil {
-				return list, err
+				return ends, numbers, err
 			}
 			i = max(i, after)
 		}
 	}
-	return list, nil
+	return ends, numbers, nil
 }
 
 func (w *windowRows) rowsHolding(pos int64) ([]rowRange, error) {

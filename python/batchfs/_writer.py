@@ -27,7 +27,7 @@ from ._settings import PathLike, integer
 from ._tokenizer import vocabulary
 from ._workdir import FINISH_STATE, SHARD, WORK, WRITER_STATE, State, WorkDirectory, absolute, check_free, explained, read_state, shard_name
 
-_OWN_ARRAYS = "x y tokens rows cu_seqlens positions lengths source".split()
+_OWN_ARRAYS = "x y tokens rows cu_seqlens positions document_numbers lengths source".split()
 _ARRAY_NAME = re.compile(f"(?!({'|'.join(_OWN_ARRAYS)})$)[a-z0-9_]{{1,32}}")
 # The file train.NAME.bin of an array with such a name would have the name of a token file.
 _SPLIT_NAME = re.compile("((.*_)?(train|val)(_*(of)?_*[0-9]+)*|(_*(of)?_*[0-9]+)+)((_text|_content)?_(document|sentence))?")

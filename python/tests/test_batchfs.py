@@ -484,6 +484,7 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any], int | str]] = [
     ({"order": "random"}, {"batch_size": 8, "world": 1}, 6),
     ({"order": "sequential"}, {"batch_size": 3, "world": 4}, 4),
     ({"rows": "packed"}, {"batch_size": 4, "world": 3}, 4),
+    ({"documents": True}, {"document_numbers": True}, 4),
     (MIXED, {"batch_size": 2, "world": 3}, 8),
     (MIXED, {"sources": SOURCES.format(1.4, 0.6)}, 4),
     (STAGED, {"stages": STAGES.format(90, "a = 1"), "batch_size": 4, "world": 3}, 4),
@@ -513,6 +514,8 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any], int | str]] = [
     ({}, {"block_size": 16, "batch_size": 3}, r"block_size was 32 and is 16; .*steps\(8\)"),
     ({}, {"layout": "tokens"}, "layout was 'xy' and is 'tokens'"),
     ({}, {"rows": "packed"}, "eot was -1 and is 0, .*, rows was 'windows' and is 'packed'"),
+    ({"rows": "packed"}, {"too_long": "truncate"}, "does not fit train: too_long was 'cut' and is 'truncate'; mount"),
+    ({"rows": "packed", "too_long": "truncate"}, {"too_long": "cut"}, "does not fit train: too_long was 'truncate' and is 'cut'; mount"),
     ({}, {"documents": True}, "documents was 'false' and is 'true'"),
     ({"documents": True}, {"documents": "files"}, "documents was 'true' and is 'files'"),
     (MASKED, {"eot": 5}, "eot was 3 and is 5"),
@@ -589,6 +592,12 @@ class TestOtherRuns(waiting.Case):
         batches = [[begin(split) for split in ranks[first : first + local]] for first in range(0, len(ranks), local)]
         n = -(-24 // (local * ranks[0].info["batch_size"]))
         return [[int(token) for _ in range(n) for steps in host for token in next(steps)[1][ranks[0].names[0]][:, 0]][:24] for host in batches]
+
+    def test_document_numbers(self) -> None:
+        (split,) = self.ranks(world=1, rows="packed", documents=True, document_numbers=True)
+        batch = split.read(0)
+        for x, length, bounds, numbers in zip(batch.x, batch.lengths, batch.cu_seqlens, batch.document_numbers):
+            self.assertEqual([number for number in numbers if number >= 0], [x[begin] // 50 for begin in bounds if begin < length])
 
     def test_other_settings(self) -> None:
         opened: dict[str, list[batchfs.Split]] = {}

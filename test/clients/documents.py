@@ -65,7 +65,7 @@ def rows_of(kind, ends, t, too_long):
 
 class Sequence:
     def __init__(self, split, sources, batch_size, block_size, dtype, layout, order, seed, rank, world, rows, documents, mask_targets,
-                 eot=None, bos=None, ignore_index=-100, arrays=(), join=False, stages=(), only=0, too_long="cut"):
+                 eot=None, bos=None, ignore_index=-100, arrays=(), join=False, stages=(), only=0, too_long="cut", document_numbers=False):
         self.__dict__.update({name: value for name, value in locals().items() if name != "self"})
         self.shuffle_block, self.mixed = 0, len(sources) > 1 or bool(stages)
         self.each, limits = [], []
@@ -93,10 +93,10 @@ class Sequence:
         self.schedule = Schedule(self, [source["weight"] for source in sources], limits)
 
     def row(self, s):
-        """Returns the source of global row s, and arrays of positions and documents of its tokens.
+        """Returns the source of global row s, and arrays of positions, pieces and documents of its tokens.
 
-        Padding has position and number -1, and a token that bos replaces has position -1. In packed
-        rows, the second array numbers pieces instead of documents.
+        A piece is the part of a document in the row. Padding has -1 in all of them, and a token that
+        bos replaces has position -1.
         """
         t = self.block_size
         i, s = self.schedule.place(s)
@@ -105,18 +105,20 @@ class Sequence:
             places = source["order"].start(s) + np.arange(t + 1)
             if source["ends"] is None:
                 after = source["tokens"][places] == self.eot
-                return i, places, np.cumsum([0, *after[:-1]])
-            return i, places, np.searchsorted(source["ends"], places, "right")
+                return i, places, np.cumsum([0, *after[:-1]]), None
+            document = np.searchsorted(source["ends"], places, "right")
+            return i, places, document, document
         r = len(source["rows"])
         number = {"random": lambda: uniform(r, source["key"], s), "sequential": lambda: s % r,
                   "shuffle": lambda: shuffled(r, -(-r // source["groups"]), source["key"], s)}[self.order]()
-        places, piece, at = np.full(t + 1, -1), np.full(t + 1, -1), 0
+        places, piece, document, at = np.full(t + 1, -1), np.full(t + 1, -1), np.full(t + 1, -1), 0
         for n, (begin, length) in enumerate(source["rows"][number]):
             places[at:at + length], piece[at:at + length] = begin + np.arange(length), n
+            document[at:at + length] = np.searchsorted(source["ends"], begin, "right")
             if self.bos is not None and begin not in source["begins"]:
                 places[at] = -1
             at += length
-        return i, places, piece
+        return i, places, piece, document
 
     def batch(self, k):
         """Returns the arrays of batch k by name."""
@@ -127,7 +129,7 @@ class Sequence:
         def put(name, dtype, row):
             out.setdefault(name, []).append(np.asarray(row).astype(dtype))
 
-        for i, places, piece in rows:
+        for i, places, piece, document in rows:
             source, there = self.each[i], places >= 0
             dtype = NUMPY[source["token_dtype"] if self.dtype == "native" else self.dtype]
             padding = (self.eot or 0) if self.bos is None else self.bos
@@ -152,6 +154,9 @@ class Sequence:
                 inner = [b for b in begins if b < t]
                 put("cu_seqlens", "<i4", inner + [t] * (t + 1 - len(inner)))
                 put("positions", "<i4", [p - max(b for b in inner if b <= p) for p in range(t)])
+            if self.document_numbers:
+                inner = document[[b for b in begins if b < t]]
+                put("document_numbers", "<i8", [*inner, *[-1] * (t - len(inner))])
             if self.rows != "windows":
                 put("lengths", "<i4", (piece[:t] >= 0).sum())
             if self.mixed:
@@ -200,6 +205,7 @@ def make(directory, seed):
             "rows": kind, "documents": documents if kind == "windows" else chance.choice([documents, documents is not True and documents]),
             "mask_targets": layout == "xy" and dtype in ("int32", "int64") and chance.random() < 0.6,
         }
+        s["document_numbers"] = not by_eot and chance.random() < 0.5
         if s["mask_targets"] and chance.random() < 0.5:
             s["ignore_index"] = chance.choice([-1, -70000])
         if by_eot or kind != "windows" and chance.random() < 0.5:

@@ -436,6 +436,8 @@ func (s *Split) unknownSource(name string) error {
 // checkRows checks what rows and targets consist of.
 func (s *Split) checkRows() error {
 	switch ofDocuments := s.Rows != sampler.Windows; {
+	case s.Layout == sampler.Rows && s.DocumentNumbers:
+		return fmt.Errorf("%s: layout rows has no documents; leave out document_numbers", s.MessagePrefix("document_numbers", "layout"))
 	case s.Layout == sampler.Rows && (s.Documents || ofDocuments):
 		return fmt.Errorf("%s: layout rows has no documents; leave out documents and rows (got rows = %q in splits.%s)",
 			s.MessagePrefix("documents", "rows", "layout"), s.Rows, s.Path())
@@ -445,9 +447,9 @@ func (s *Split) checkRows() error {
 	case s.Rows == sampler.Packed && s.BlockSize > sampler.MaxPacked:
 		return fmt.Errorf("%s: packed rows need a block_size of at most %d (got %d in splits.%s)",
 			s.MessagePrefix("block_size", "rows"), sampler.MaxPacked, s.BlockSize, s.Path())
-	case (s.Documents || ofDocuments) && s.BlockSize > math.MaxInt32:
+	case (s.Documents || s.DocumentNumbers || ofDocuments) && s.BlockSize > math.MaxInt32:
 		return fmt.Errorf("%s: documents need a block_size of at most %d (got %d in splits.%s)",
-			s.MessagePrefix("block_size", "documents", "rows"), math.MaxInt32, s.BlockSize, s.Path())
+			s.MessagePrefix("block_size", "documents", "document_numbers", "rows"), math.MaxInt32, s.BlockSize, s.Path())
 	case s.BeginOfText >= 0 && !ofDocuments:
 		return fmt.Errorf("%s: bos begins segments of documents; set rows = \"packed\" or \"document\", or leave bos out (got rows = %q)",
 			s.MessagePrefix("bos", "rows"), s.Rows)
@@ -519,8 +521,12 @@ func (s *Split) CheckVocabSize(size int64, dtype array.DType, axes []int) error 
 func (s *Split) CheckAligned() error {
 	first := ""
 	for i, source := range s.sources() {
-		if len(source.Aligned) > maxAligned {
-			return fmt.Errorf("%s: must be at most %d arrays (got %d)", s.MessagePrefix("arrays", "sources"), maxAligned, len(source.Aligned))
+		most := maxAligned
+		if s.DocumentNumbers {
+			most--
+		}
+		if len(source.Aligned) > most {
+			return fmt.Errorf("%s: must be at most %d arrays (got %d)", s.MessagePrefix("arrays", "sources"), most, len(source.Aligned))
 		}
 		var names []string
 		seen := map[string]bool{}
@@ -539,5 +545,5 @@ func (s *Split) CheckAligned() error {
 	return nil
 }
 
-// maxAligned leaves room for the other arrays of a batch, at most six.
+// maxAligned leaves room for the other arrays of a batch, at most six without document_numbers.
 const maxAligned = array.MaxArrays - 6

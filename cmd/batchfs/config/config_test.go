@@ -132,6 +132,7 @@ func TestConfigErrors(t *testing.T) {
 		{train + "rows = 'packed'\nblock_size = 1048577", `config.toml:4: splits.train.block_size: packed rows need a block_size of at most 1048576 (got 1048577 in splits.train)`},
 		{train + "documents = true\nblock_size = 2147483648", `config.toml:4: splits.train.block_size: documents need a block_size of at most 2147483647 (got 2147483648 in splits.train)`},
 		{train + "bos = 1", `config.toml:3: splits.train.bos: bos begins segments of documents; set rows = "packed" or "document", or leave bos out (got rows = "windows")`},
+		{train + "document_numbers = true\nlayout = 'rows'", `config.toml:3: splits.train.document_numbers: layout rows has no documents; leave out document_numbers`},
 		{train + "too_long = 'drop'", `config.toml:3: splits.train.too_long: windows hold tokens of any document, however long; set rows = "packed", "document" or "document-first", or leave too_long out (got rows = "windows")`},
 		{train + "too_long = 'split'", `config.toml:3: splits.train.too_long: must be cut, drop or truncate (got "split")`},
 		{train + "order = 'torch'\nrows = 'packed'", `config.toml:3: splits.train.order: order torch draws windows; choose another order, or rows = "windows" (got rows = "packed")`},

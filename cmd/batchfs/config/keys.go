@@ -168,6 +168,10 @@ var batchTable = table{name: "[batch]", help: "What a batch contains. These keys
 		help: "Whether a batch has the arrays cu_seqlens and positions, which say where documents end. Set it for attention " +
 			"within documents. A document ends where the index next to the token file says, or after eot if there is none. " +
 			"With \"files\", each file is one document."},
+	{name: "document_numbers", effect: OnBytes, initial: false, valueType: boolean(func(c *Split) *bool { return &c.DocumentNumbers }),
+		help: "Whether a batch has the array document_numbers, with the number of each document in a row. " +
+			"Set it to join data of your own, such as ids, licenses or domains. Documents are numbered within their source, from 0; " +
+			"padding has -1. It needs an index of documents, or documents = \"files\"."},
 	{name: "eot", effect: OnRows, example: 50256, valueType: wholeNumber(func(c *Split) *int64 { return &c.EndOfText }, 0, math.MaxInt64),
 		help: "The last token of each document in token files without an index. It also pads rows other than windows. " +
 			"The default is the one in the vocab.json of batchfs prepare."},

@@ -79,6 +79,7 @@ func TestRestartOfEachKey(t *testing.T) {
 		{"shuffle_block", "splits.train.shuffle_block=8MiB", "splits.train.order=shuffle"},
 		{"local_world", "splits.train.local_world=2", "splits.train.order=shuffle", "splits.train.shuffle_block=8MiB"},
 		{"documents", "splits.train.documents=files"},
+		{"document_numbers", "splits.train.document_numbers=true"},
 		{"eot", "splits.train.eot=9"},
 		{"bos", "splits.train.bos=9", "splits.train.rows=packed"},
 		{"mask_targets", "splits.train.mask_targets=m"},

@@ -269,7 +269,7 @@ var tokens = newValueType(func(c *Stage) *uint64 { return &c.FromTokens },
 
 // reserved lists the names of a batch's own arrays, and the one key in a safetensors header that
 // does not name a tensor.
-var reserved = []string{"x", "y", "tokens", "rows", "cu_seqlens", "positions", "lengths", "source", "__metadata__"}
+var reserved = []string{"x", "y", "tokens", "rows", "cu_seqlens", "positions", "document_numbers", "lengths", "source", "__metadata__"}
 
 var arrayName = newValueType(func(c *AlignedArray) *string { return &c.Name },
 	"1 to 32 letters a to z, digits and _, and none of "+strings.Join(reserved, ", "), func(value any) (string, bool) {

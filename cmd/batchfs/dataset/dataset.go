@@ -255,7 +255,10 @@ func (d *Dataset) samplerSource(i int, vocabSize int64) (from sampler.Source, er
 	} else if d.Split.NeedsIndex() {
 		ways := `documents = "files" makes each file one document; batchfs index FILE --eot N writes an index of documents that end with token N`
 		needs := fmt.Sprintf("rows = %q needs documents", d.Split.Rows)
-		if d.Split.Rows == sampler.Windows {
+		switch {
+		case d.Split.DocumentNumbers:
+			needs = "document_numbers needs an index of documents"
+		case d.Split.Rows == sampler.Windows:
 			needs, ways = "documents need known ends", "eot = N says which token ends each document; "+ways
 		}
 		return from, fmt.Errorf("%s, but nothing says where the documents of %s end: %s", needs, main.Files()[0], ways)

@@ -36,7 +36,7 @@ func (d *Dataset) settings() map[string]any {
 			return q.TorchState == nil
 		case "documents", "mask_targets", "rows", "eot":
 			return !s.HasEOT && !s.UsesDocuments()
-		case "shuffle_block", "local_world", "ignore_index", "bos", "too_long":
+		case "shuffle_block", "local_world", "ignore_index", "bos", "too_long", "document_numbers":
 			return d.effect(key) == nil
 		}
 		return false

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"batchfs/cache/array"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
@@ -90,6 +91,41 @@ func TestOriginsOfDocuments(t *testing.T) {
 					t.Errorf("%s: token %d of batch %d is found in %s", d.Split.Name, first, k, indentedJSON(found))
 				}
 			}
+		}
+	}
+}
+
+// With document_numbers, provenance has the numbers of all documents in a row, which are those in
+// the batch and perhaps that of the last target.
+func TestOriginsHaveDocumentNumbers(t *testing.T) {
+	writeDocuments(t)
+	for _, d := range openFlags(t, config.Flags{Sets: []string{"batch.document_numbers=true"}}) {
+		batch := d.Sequence.Batch()
+		i := slices.IndexFunc(batch.Arrays, func(a array.Descriptor) bool { return a.Name == "document_numbers" })
+		several := false
+		for k := range uint64(40) {
+			text := originsOf(d, k)
+			var got struct{ Rows []struct{ Documents []int64 } }
+			must(t, json.Unmarshal(text, &got))
+			if int64(len(text)) != d.Origins().Len() {
+				t.Fatalf("%s: %d bytes, want %d", d.Split.Name, len(text), d.Origins().Len())
+			}
+			numbers := readBatch(t, d.Sequence.Read, batch.Bytes(), k)[batch.Arrays[i].Offset:]
+			for j, row := range got.Rows {
+				var want []int64
+				for n := range d.Sequence.BlockSize {
+					if number := int64(binary.LittleEndian.Uint64(numbers[8*(j*d.Sequence.BlockSize+n):])); number >= 0 {
+						want = append(want, number)
+					}
+				}
+				if n := len(want); n == 0 || len(row.Documents)-n > 1 || !slices.Equal(row.Documents[:n], want) {
+					t.Fatalf("%s: row %d of batch %d has documents %d, and the batch %d", d.Split.Name, j, k, row.Documents, want)
+				}
+				several = several || len(want) > 1
+			}
+		}
+		if want := d.Split.Name == "packed" || d.Split.Name == "windows"; several != want {
+			t.Errorf("%s: rows with several documents: %v, want %v", d.Split.Name, several, want)
 		}
 	}
 }

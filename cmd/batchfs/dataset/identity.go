@@ -80,7 +80,7 @@ func (d *Dataset) identityInputs() map[string]any {
 		shares = append(shares, first.Rows[i])
 	}
 	all["arrays"], all["shares"] = arrays, shares
-	for _, key := range []string{"batch_size", "block_size", "dtype", "layout", "documents", "source"} {
+	for _, key := range []string{"batch_size", "block_size", "dtype", "layout", "documents", "document_numbers", "source"} {
 		delete(all, key) // the arrays and shares show it
 	}
 	if q.Layout != sampler.Rows {
@@ -134,6 +134,8 @@ func (d *Dataset) effect(key string) any {
 		return valueIf(q.Rows != sampler.Windows, q.Rows)
 	case "too_long": // document-first truncates anyway
 		return valueIf(q.TooLong == sampler.Drop || q.TooLong == sampler.Truncate && q.Rows != sampler.DocumentFirst, q.TooLong)
+	case "document_numbers":
+		return valueIf(q.DocumentNumbers, true)
 	case "mask_targets":
 		return valueIf(q.UsesDocuments(), s.MaskTargetsSetting())
 	case "ignore_index":

@@ -84,6 +84,9 @@ var identityCases = []struct{ key, lines, change string }{
 	{"local_world", host, "local_world = 2"},
 	{"documents", "eot = 7", "documents = true"},
 	{"documents", "documents = true", "documents = 'files'"},
+	{"document_numbers", "", "document_numbers = false"},
+	{"document_numbers", "documents = true", "document_numbers = true"},
+	{"document_numbers", "rows = 'packed'", "document_numbers = true"},
 	{"eot", "", "eot = 7"},
 	{"eot", "order = 'sequential'\ndocuments = true\neot = 8", "eot = 7"}, // the index decides
 	{"eot", "tokens = 'c.bin'\norder = 'sequential'\ndocuments = true\neot = 41650", "eot = 41651"},
@@ -192,7 +195,7 @@ func TestIdentity(t *testing.T) {
 		if got, want := a.Identity() == b.Identity(), sequenceOf(t, a) == sequenceOf(t, b); got != want {
 			t.Errorf("%q and then %q: the identity is the same: %v, and the bytes are: %v", c.lines, c.change, got, want)
 		}
-		inOneRun := a.Identity() == b.Identity() || slices.Contains([]string{"batch_size", "dtype", "rank", "world"}, c.key)
+		inOneRun := a.Identity() == b.Identity() || slices.Contains([]string{"batch_size", "dtype", "rank", "world", "document_numbers"}, c.key)
 		if then, now := a.rowSettings(), b.rowSettings(); maps.Equal(then, now) != inOneRun {
 			t.Errorf("%q and then %q: the state may continue: %v; it held %v, and now %v", c.lines, c.change, inOneRun, then, now)
 		}

@@ -19,6 +19,8 @@ type rowOrigin struct {
 	file     string
 	start    int64 // index of the row's first token in the file
 	segments []sampler.Segment
+
+	documents []int64 // numbers of all documents in the row; nil without document_numbers
 }
 
 func (d *Dataset) origin(k uint64, j int) (r rowOrigin, err error) {
@@ -26,6 +28,9 @@ func (d *Dataset) origin(k uint64, j int) (r rowOrigin, err error) {
 	if r.source, r.segments, err = d.Sequence.Segments(k, j); err == nil {
 		at := d.mains[r.source].Locate(r.segments[0].Start)
 		r.file, r.start = at.Path, at.Index
+	}
+	if err == nil && d.Sequence.DocumentNumbers {
+		r.documents, err = d.Sequence.DocumentsOf(k, j)
 	}
 	return r, err
 }
@@ -57,9 +62,25 @@ func (d *Dataset) Origins() *Origins {
 		longest = max(longest, len(quoteJSON(path)))
 	}
 	for i := range max(len(d.Split.Sources), 1) { // sources differ in the lengths of their names
-		o.width = max(o.width, len(o.line(rowOrigin{source: i, segments: make([]sampler.Segment, 1)}))-len(quoteJSON(""))+longest)
+		widest := rowOrigin{source: i, segments: make([]sampler.Segment, 1), documents: d.mostDocuments(i)}
+		o.width = max(o.width, len(o.line(widest))-len(quoteJSON(""))+longest)
 	}
 	return o
+}
+
+// mostDocuments returns as many numbers of documents as a row of a source can have, each with as
+// many digits as any. It returns nil without document_numbers.
+func (d *Dataset) mostDocuments(source int) []int64 {
+	q := d.Sequence
+	if !q.DocumentNumbers {
+		return nil
+	}
+	count := d.mains[source].Documents().Count()
+	most := min(count, int64(q.BlockSize)+1)
+	if q.Rows == sampler.OfDocument || q.Rows == sampler.DocumentFirst {
+		most = 1
+	}
+	return slices.Repeat([]int64{count - 1}, int(most))
 }
 
 func quoteJSON(path string) []byte {
@@ -71,6 +92,16 @@ func (o *Origins) line(r rowOrigin) []byte {
 	line := fmt.Appendf(nil, `    {"row": %20d, "epoch": %20d, "file": %s, "start": %19d`, r.row, r.epoch, quoteJSON(r.file), r.start)
 	if hasDocuments(o.dataset.mains[r.source]) {
 		line = fmt.Appendf(line, `, "document": %19d, "segments": %10d`, r.segments[0].Document, len(r.segments))
+	}
+	if o.dataset.Sequence.DocumentNumbers {
+		line = append(line, `, "documents": [`...)
+		for i, number := range r.documents {
+			if i > 0 {
+				line = append(line, ", "...)
+			}
+			line = strconv.AppendInt(line, number, 10)
+		}
+		line = append(line, ']')
 	}
 	if o.dataset.Sequence.BOS != nil {
 		line = fmt.Appendf(line, `, "inserted": %5t`, r.segments[0].Inserted)

@@ -187,7 +187,7 @@ func (c *corpus) synthesize(from *config.Config, sizes []assumedSource) error {
 	}
 	settings := split.Settings
 	// Where documents end is unknown, and does not affect which blocks are read.
-	settings.Documents, settings.MaskTargets, settings.MaskArray = false, false, ""
+	settings.Documents, settings.DocumentNumbers, settings.MaskTargets, settings.MaskArray = false, false, false, ""
 	var sources []sampler.Source
 	for _, s := range sizes {
 		array, err := s.array(split)

@@ -262,7 +262,7 @@ function showToken(panel, j, i) {
     if (i >= r.end) all.push(part("", "padding"))
     else all.push(s.inserted && i === s.at ? part("", "inserted bos") : part("position", count(s.start + i - s.at)), ...s.document >= 0 ? [part("document", count(s.document))] : [], part("file", s.file, "wide"))
   } else all.push(part("number", `${i} of ${name}[${j}]`), part("row", `${count(s.start)} of ${s.file}`, "wide"))
-  for (const a of q.arrays.filter(a => a.shape.length < 3 && !["x", "y", "tokens", "rows", "cu_seqlens"].includes(a.name))) {
+  for (const a of q.arrays.filter(a => a.shape.length < 3 && !["x", "y", "tokens", "rows", "cu_seqlens", "document_numbers"].includes(a.name))) {
     const value = r.arrays[a.name][a.shape.length > 1 ? n : 0]
     if (value !== undefined) all.push(part(a.name, String(value)))
   }
