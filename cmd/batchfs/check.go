@@ -2,19 +2,25 @@ package main
 
 import (
 	"fmt"
+	"io"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 
 	"batchfs/cmd/batchfs/command"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
+	"batchfs/cmd/batchfs/prepare"
 	"batchfs/cmd/batchfs/scan"
 	"batchfs/cmd/batchfs/terminal"
+	"batchfs/cmd/batchfs/vocabulary"
+	"batchfs/internal/failure"
 )
 
 func checkCommand() *cobra.Command {
 	var src config.Flags
 	var o scan.CheckOptions
+	var b benchmark
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "check SPLIT...",
@@ -49,28 +55,40 @@ in which a few numbers repeat over and over.
 At most 20 findings are printed, the largest leaks first; --json prints all. The last
 line says what check looked for.
 
-The exit status is 1 if anything is wrong.
+With --against, check only finds which texts of FILE, such as the questions of a
+benchmark, occur in the splits. FILE has one text on each line, or in a field of each
+line of JSON or each row of a .parquet or .arrow file, and may be compressed. A text
+occurs where all of its tokens do, except two at each end, whatever is around them.
+Texts of fewer than 13 tokens are listed, but not searched for. Those that occur more
+than 16 times are counted apart, and it is not listed where.
+
+The exit status is 1 if anything is wrong, or if a text of FILE occurs.
 
 SPLIT is a split of the configuration, or its path in a mount. In a mount, the
 mount's configuration applies.`,
 		Example: `  batchfs check train
   batchfs check train val --data data --json
-  batchfs check /mnt/batches/train`,
+  batchfs check /mnt/batches/train
+  batchfs check train --data data --against gsm8k.jsonl --field question`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if cmd.Flags().Changed("overlap") && o.MinOverlap < 64 {
 				return fmt.Errorf("--overlap: must be 64 or more (got %d)", o.MinOverlap)
 			}
-			return checkSplits(cmd, &src, args, o, asJSON)
+			if err := b.check(cmd); err != nil {
+				return err
+			}
+			return checkSplits(cmd, &src, args, o, b, asJSON)
 		},
 	}
 	src.Register(cmd)
 	cmd.Flags().Int64Var(&o.MinOverlap, "overlap", 0, "report every passage of this many `TOKENS` that occurs twice as a problem")
+	b.register(cmd)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }
 
-func checkSplits(cmd *cobra.Command, src *config.Flags, paths []string, o scan.CheckOptions, asJSON bool) error {
+func checkSplits(cmd *cobra.Command, src *config.Flags, paths []string, o scan.CheckOptions, b benchmark, asJSON bool) error {
 	var openers []*dataset.Opener
 	for _, path := range paths {
 		opener, err := configuredSplit(src, path)
@@ -79,17 +97,129 @@ func checkSplits(cmd *cobra.Command, src *config.Flags, paths []string, o scan.C
 		}
 		openers = append(openers, opener)
 	}
-	report, err := scan.Check(cmd.Context(), openers, o, cmd.ErrOrStderr())
-	if err != nil {
-		return err
+	var report interface{ Print(io.Writer) }
+	var ok bool
+	if b.file == "" {
+		r, err := scan.Check(cmd.Context(), openers, o, cmd.ErrOrStderr())
+		if err != nil {
+			return err
+		}
+		report, ok = r, r.OK
+	} else {
+		r, err := b.search(cmd, openers)
+		if err != nil {
+			return err
+		}
+		report, ok = r, r.OK
 	}
 	if asJSON {
-		err = terminal.WriteJSON(cmd.OutOrStdout(), report)
+		if err := terminal.WriteJSON(cmd.OutOrStdout(), report); err != nil {
+			return err
+		}
 	} else {
 		report.Print(cmd.OutOrStdout())
 	}
-	if err == nil && !report.OK {
-		err = command.ExitStatus(1)
+	if !ok {
+		return command.ExitStatus(1)
 	}
-	return err
+	return nil
+}
+
+// A benchmark is a file of texts that check searches for.
+type benchmark struct {
+	file string // empty if there is none
+	prepare.ItemOptions
+}
+
+func (b *benchmark) register(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&b.file, "against", "", "only search for the texts of this `FILE`, such as the questions of a benchmark")
+	f.StringVar(&b.By, "by", "", "with --against: the "+byHelp+" (default: that in vocab.json)")
+	f.StringVar(&b.As, "as", "", "with --against: the format of FILE, whatever its name: `text|jsonl|parquet|arrow`")
+	f.StringVar(&b.Field, "field", "text", "with --against: the `FIELD` of a line, or column, that holds the text; dots separate nested names")
+	cmd.MarkFlagsMutuallyExclusive("against", "overlap")
+}
+
+// check returns an error if a flag needs --against.
+func (b *benchmark) check(cmd *cobra.Command) error {
+	for _, name := range []string{"by", "as", "field"} {
+		if cmd.Flags().Changed(name) && b.file == "" {
+			return fmt.Errorf("--%s: needs --against, the file of texts to search for", name)
+		}
+	}
+	return nil
+}
+
+// search searches splits for the texts. After an interruption, it does not wait for a file that
+// does not answer. Errors have a kind, because an exit status of 1 means that texts were found.
+func (b *benchmark) search(cmd *cobra.Command, openers []*dataset.Opener) (*scan.ItemReport, error) {
+	var found *scan.ItemReport
+	err := command.UntilInterrupted(cmd.Context(), func() error {
+		manifest, err := manifestOf(openers)
+		if err != nil {
+			return err
+		}
+		options := b.ItemOptions
+		options.Manifest = manifest
+		items, err := prepare.OpenItems(b.file, options, cmd.InOrStdin())
+		if err != nil {
+			return failure.Usage.Wrap(err)
+		}
+		read := func(visit func(*scan.Item) error) error {
+			err := items.Read(cmd.Context(), func(item prepare.Item) error {
+				err := visit(&scan.Item{Unit: item.Unit, Number: item.Number, Text: shortened(item.Text), Encodings: item.Encodings})
+				return failure.Data.Wrap(err)
+			})
+			return failure.Usage.Wrap(err)
+		}
+		found, err = scan.Against(cmd.Context(), openers, scan.ItemSource{Name: b.file, VocabSize: items.VocabSize(), Read: read}, cmd.ErrOrStderr())
+		return err
+	})
+	switch {
+	case cmd.Context().Err() != nil:
+		return nil, command.ErrInterrupted
+	case err != nil:
+		return nil, failure.Data.Wrap(err)
+	}
+	return found, nil
+}
+
+// shortened returns the beginning of a text.
+func shortened(text []byte) string {
+	const most = 100 // characters
+	n := 0
+	for i := range string(text) {
+		if n++; n > most {
+			return string(text[:i]) + "…"
+		}
+	}
+	return string(text)
+}
+
+// manifestOf returns the vocab.json next to the token files of splits, or nil. It returns an error
+// if there are several with different vocabularies.
+func manifestOf(openers []*dataset.Opener) (*vocabulary.Manifest, error) {
+	var files []string
+	for _, opener := range openers {
+		for _, s := range opener.Config.Splits {
+			specs, err := opener.ArraySpecs(s)
+			if err != nil {
+				return nil, err
+			}
+			for _, spec := range specs {
+				if spec.Name == "" {
+					files = append(files, spec.Files...)
+				}
+			}
+		}
+	}
+	if _, _, err := vocabulary.ForFiles(files); err != nil {
+		return nil, err
+	}
+	for _, file := range files {
+		if m, err := vocabulary.Read(filepath.Join(filepath.Dir(file), vocabulary.FileName)); m != nil || err != nil {
+			return m, err
+		}
+	}
+	return nil, nil
 }

@@ -12,6 +12,9 @@ import (
 // encodeDocument encodes a document of an input unless it has no text. unit and number say where it
 // is, such as line 7.
 func (w *encodeWorker) encodeDocument(ch *chunk, in *input, texts []maskedText, unit string, number int64) error {
+	if w.visit != nil {
+		return w.visit(texts, unit, number)
+	}
 	var beginning []byte
 	for _, t := range texts {
 		beginning = append(beginning, t.text[:min(len(t.text), valBytes-len(beginning))]...)

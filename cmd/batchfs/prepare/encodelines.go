@@ -45,6 +45,9 @@ func (w *encodeWorker) encodeLine(ch *chunk, in *input, line jsontext.Value, uni
 	}
 	err := encode(ch, in, line, unit, number)
 	if unusable, ok := errors.AsType[unusableError](err); ok {
+		if w.visit != nil {
+			return err
+		}
 		if w.encoding.skipInvalid {
 			ch.notes.addUnusable(unusable.kind, location(unit, number, in))
 			return nil

@@ -185,6 +185,8 @@ type encodeWorker struct {
 	notes     *notes // counts in the current chunk or line
 	lineNotes notes  // counts of fieldTexts, whose memory is reused
 	joinNames bool   // whether names of fields that are separated by dots may be one key
+	// visit, if it is not nil, receives the texts of each document, which is then not encoded.
+	visit func(texts []maskedText, unit string, number int64) error
 }
 
 func newEncodeWorker(p *plan) *encodeWorker {

@@ -21,6 +21,8 @@ type reader struct {
 	emit       func(*chunk) error // never called again after an error
 	bytesRead  int64              // bytes read of all inputs, as stored on disk
 
+	textsByLine bool // whether pieces of texts consist of lines, as those of JSON lines do
+
 	current *chunk
 	emitErr error
 
@@ -65,14 +67,14 @@ func (r *reader) readInput(in *input, from position) error {
 		return err
 	}
 	defer s.Close()
-	switch in.format {
-	case textFormat:
+	switch format := in.format; {
+	case format == textFormat && !r.textsByLine:
 		err = r.readText(s, from)
-	case jsonlFormat:
+	case format == textFormat, format == jsonlFormat:
 		err = r.readLines(s, from)
-	case parquetFormat:
+	case format == parquetFormat:
 		err = r.readParquet(s, from)
-	case arrowFormat:
+	case format == arrowFormat:
 		err = r.readArrow(s, from)
 	}
 	return cmp.Or(err, s.checkUnchanged())

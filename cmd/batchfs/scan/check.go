@@ -126,6 +126,7 @@ type check struct {
 	window   int64 // length of a hashed window, in numbers
 	partSize int64 // size of a part in bytes
 	leakPart int64 // number of tokens of a split that are searched for at a time
+	itemPart int   // memory for the items that are searched for at a time, in tokens
 	stderr   io.Writer
 }
 

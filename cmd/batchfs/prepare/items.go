@@ -1,0 +1,184 @@
+package prepare
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"unicode/utf8"
+
+	"batchfs/cmd/batchfs/vocabulary"
+)
+
+// ItemOptions says how [OpenItems] reads a file.
+type ItemOptions struct {
+	By    string // as in prepare; if it is empty, the tokenizer in Manifest
+	As    string // as in prepare
+	Field string // as in prepare
+	// Manifest describes the tokens among which the items are searched for. It is nil if there is
+	// none.
+	Manifest *vocabulary.Manifest
+}
+
+// Items are the texts of a file, such as the questions of a benchmark. Like prepare, but with each
+// line of a text as an item of its own, it reads lines, lines of JSON and rows. It belongs to one
+// goroutine.
+type Items struct{ plan *plan }
+
+// An Item is a text with its tokens.
+type Item struct {
+	Unit   string // "line" or "row"
+	Number int64  // of the line or row, from 1
+	Text   []byte // without the space around it; valid during a call
+	// Encodings has the tokens of the text by itself, and then those after each of itemPrefixes, if
+	// they differ.
+	Encodings [][]uint32
+}
+
+// itemPrefixes are what may precede a copy of a text and change its first tokens: most tokenizers
+// make one word of a space or a punctuation mark and the letters after it.
+var itemPrefixes = []string{" ", "\n", `"`, "("}
+
+// OpenItems prepares to read a file, or standard input if its name is -. It returns an error if the
+// tokenizer is unknown or is not that of the manifest.
+func OpenItems(file string, o ItemOptions, stdin io.Reader) (*Items, error) {
+	t, err := o.openTokenizer()
+	if err != nil {
+		return nil, err
+	}
+	s := settings{By: o.By, As: inputFormat(o.As), Field: o.Field, Invalid: "replace", EOT: "none", Format: "headerless"}
+	if err := s.complete(); err != nil {
+		return nil, err
+	}
+	inputs, _, err := findInputs([]string{file}, nil, s.As, stdin)
+	if err != nil {
+		return nil, err
+	}
+	if len(inputs) != 1 {
+		return nil, fmt.Errorf("%s: must be one file (got %d)", file, len(inputs))
+	}
+	e := encoding{fields: []field{newField(s.Field, 0)}, replaceInvalid: true}
+	e.hasDots = e.fields[0].hasDots()
+	p := &plan{settings: s, inputs: inputs, encoding: e.withTokenizer(t, s.EOT)}
+	return &Items{p}, p.checkInputs()
+}
+
+func (o *ItemOptions) openTokenizer() (tokenizer, error) {
+	m := o.Manifest
+	switch {
+	case o.By == "" && m == nil:
+		return nil, errors.New("--by: name the tokenizer of the tokens, because no vocab.json is next to them")
+	case (o.By == "" || o.By == vocabulary.Char) && m != nil && m.Kind == vocabulary.Char:
+		return newCharTokenizer(m.Tokens), nil
+	case o.By == vocabulary.Char:
+		return nil, errors.New("--by char: the vocab.json next to the tokens does not list characters; name the tokenizer that made the tokens")
+	case o.By == "" && tokenizers[m.Tokenizer] == nil:
+		return nil, fmt.Errorf("--by: name the tokenizer of the tokens, a tokenizer.json or tekken.json, because vocab.json only says that it is %q", m.Tokenizer)
+	case o.By == "":
+		o.By = m.Tokenizer
+	}
+	t, err := (&settings{By: o.By}).openTokenizer()
+	if err == nil && m != nil && !isTokenizerOf(t, &m.Vocabulary) {
+		err = fmt.Errorf("--by %s: did not make the tokens, because their vocab.json is of %q; name that tokenizer, or leave --by out", o.By, m.Tokenizer)
+	}
+	return t, err
+}
+
+// isTokenizerOf reports whether the tokens of v have the same texts in t, as far as v knows them.
+func isTokenizerOf(t tokenizer, v *vocabulary.Vocabulary) bool {
+	switch {
+	case v.Kind == vocabulary.IDs:
+		return true
+	case v.Kind != vocabulary.BPE:
+		return t.Name() == v.Kind
+	case t.Size() < int64(len(v.TokenBytes)):
+		return false
+	}
+	for token, text := range v.TokenBytes {
+		if !bytes.Equal(text, t.Bytes(uint32(token))) {
+			return false
+		}
+	}
+	return true
+}
+
+// newCharTokenizer returns the tokenizer of a vocabulary of characters.
+func newCharTokenizer(characters []string) *charTokenizer {
+	t := new(charTokenizer)
+	for i := range t.ids {
+		t.ids[i] = math.MaxUint32
+	}
+	for token, text := range characters {
+		r, _ := utf8.DecodeRuneInString(text)
+		t.ids[r] = uint32(token)
+		t.runes = append(t.runes, r)
+	}
+	return t
+}
+
+// VocabSize returns the size of the vocabulary. All tokens are below it, except that of a character
+// that a vocabulary of characters lacks.
+func (s *Items) VocabSize() int64 { return s.plan.encoding.tokenizer.Size() }
+
+// Read calls visit with each item, in order, until it returns an error or ctx ends.
+func (s *Items) Read(ctx context.Context, visit func(Item) error) error {
+	w := newEncodeWorker(s.plan)
+	w.visit = func(texts []maskedText, unit string, number int64) error {
+		if ctx.Err() != nil {
+			return errors.New("interrupted")
+		}
+		return visit(w.itemOf(texts, unit, number))
+	}
+	isText := s.plan.inputs[0].format == textFormat
+	r := newReader(s.plan, "", func(ch *chunk) error {
+		defer ch.recycle()
+		w.notes = &ch.notes
+		if !isText {
+			return w.encodeChunk(ch)
+		}
+		for i := range ch.pieces {
+			if err := w.visitLines(&ch.pieces[i]); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	r.textsByLine = true
+	return r.read(position{})
+}
+
+// visitLines visits the lines of a text that are not blank.
+func (w *encodeWorker) visitLines(piece *textPiece) error {
+	number := piece.start.Line
+	for line := range bytes.Lines(piece.text) {
+		number++
+		if len(bytes.TrimSpace(line)) == 0 {
+			continue
+		}
+		valid, _ := w.encoding.toValidUTF8(line)
+		if err := w.visit([]maskedText{{text: valid}}, "line", number); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// itemOf returns the item of a document.
+func (w *encodeWorker) itemOf(texts []maskedText, unit string, number int64) Item {
+	var all []byte
+	for _, t := range texts {
+		all = append(all, t.text...)
+	}
+	item := Item{Unit: unit, Number: number, Text: bytes.TrimSpace(all)}
+	item.Encodings = [][]uint32{w.encoder.Append(nil, item.Text)}
+	for _, prefix := range itemPrefixes {
+		tokens := w.encoder.Append(nil, append([]byte(prefix), item.Text...))
+		if !slices.ContainsFunc(item.Encodings, func(e []uint32) bool { return slices.Equal(e, tokens) }) {
+			item.Encodings = append(item.Encodings, tokens)
+		}
+	}
+	return item
+}

@@ -1,0 +1,127 @@
+package prepare
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"batchfs/cmd/batchfs/internal/testfiles"
+	"batchfs/cmd/batchfs/vocabulary"
+)
+
+func readItems(t *testing.T, file string, o ItemOptions) (found []string, encodings [][][]uint32, err error) {
+	t.Helper()
+	items, err := OpenItems(file, o, strings.NewReader("{\"text\": \"of standard input\"}\n"))
+	if err != nil {
+		return nil, nil, err
+	}
+	err = items.Read(t.Context(), func(item Item) error {
+		found = append(found, fmt.Sprintf("%s %d %s", item.Unit, item.Number, item.Text))
+		encodings = append(encodings, item.Encodings)
+		return nil
+	})
+	return found, encodings, err
+}
+
+// Every format of prepare is a list of items with the numbers of their lines or rows, however the
+// file is cut.
+func TestItems(t *testing.T) {
+	useSmallChunks(t, 64, maxLine)
+	documents := []string{"first", " of two\nlines ", "", "\tlast\xff"}
+	var long []string
+	for i := range 100 {
+		long = append(long, fmt.Sprint("text ", i))
+	}
+	writeFilesHere(t, map[string]string{
+		"a.txt":   "first\n\n  of two \r\n\nlast\xff",
+		"b.jsonl": `{"q": {"t": "first"}}` + "\n\n" + `{"q.t": " of two\nlines "}` + "\n" + `{"q": {"t": ""}}`,
+		"c.arrow": arrowOfTexts(t, documents), "d.parquet": parquetOf(t, documents), "e.gz": gzipped(strings.Join(long, "\n")),
+		"bad.jsonl": `{"a": 7}`, "bad.csv": "a,b\n", "dir/a": "", "dir/b": "",
+	})
+	for i := range long {
+		long[i] = fmt.Sprintf("line %d text %d", i+1, i)
+	}
+	rows := []string{"row 1 first", "row 2 of two\nlines", "row 3 ", "row 4 last\ufffd"}
+	for _, test := range []struct {
+		file, field, as string
+		want            []string
+		err             string
+	}{
+		{"a.txt", "text", "", []string{"line 1 first", "line 3 of two", "line 5 last\ufffd"}, ""},
+		{"b.jsonl", "q.t", "", []string{"line 1 first", "line 3 of two\nlines", "line 4 "}, ""},
+		{"c.arrow", "text", "", rows, ""},
+		{"d.parquet", "text", "", rows, ""},
+		{"e.gz", "text", "", long, ""},
+		{"-", "text", "jsonl", []string{"line 1 of standard input"}, ""},
+		{"bad.csv", "text", "text", []string{"line 1 a,b"}, ""},
+		{"bad.csv", "text", "", nil, "bad.csv: is a CSV table"},
+		{"bad.jsonl", "q", "", nil, `bad.jsonl: line 1: has no field q: choose one with --field or --mask; there are ["a"]`},
+		{"dir", "text", "", nil, "dir: must be one file (got 2)"},
+		{"a.txt", "text", "csv", nil, "--as: must be text, jsonl, parquet or arrow"},
+	} {
+		got, _, err := readItems(t, test.file, ItemOptions{By: "byte", As: test.as, Field: test.field})
+		if test.err != "" {
+			if err == nil || !strings.HasPrefix(err.Error(), test.err) {
+				t.Errorf("%s: error %v, want %s", test.file, err, test.err)
+			}
+		} else if err != nil || !slices.Equal(got, test.want) {
+			t.Errorf("%s: %q, %v, want %q", test.file, got, err, test.want)
+		}
+	}
+}
+
+// The encodings of an item are the tokens that prepare makes of it by itself, and those that it has
+// in texts where something else precedes it.
+func TestEncodingsOfItems(t *testing.T) {
+	writeFilesHere(t, map[string]string{"a.txt": "Antidisestablishmentarianism is  a word.\n"})
+	_, all, err := readItems(t, "a.txt", ItemOptions{By: "gpt2"})
+	testfiles.NoError(t, err)
+	gpt2, err := tokenizers["gpt2"]()
+	testfiles.NoError(t, err)
+	for _, before := range []string{"", "It was: ", "\n\n", "say \"", "Yes (", "x\t"} {
+		tokens := gpt2.NewEncoder().Append(nil, []byte(before+"Antidisestablishmentarianism is  a word."))
+		if !slices.ContainsFunc(all[0], func(e []uint32) bool { return slices.Equal(e[2:], tokens[len(tokens)-len(e)+2:]) }) {
+			t.Errorf("after %q: %d, of which none of %d is the end", before, tokens, all[0])
+		}
+	}
+}
+
+// The tokenizer is that of the manifest, and no other.
+func TestTokenizerOfItems(t *testing.T) {
+	writeFilesHere(t, map[string]string{"a.txt": "abba zac"})
+	prepared(t, "a.txt --by gpt2 --val 0 --out gpt2")
+	prepared(t, "a.txt --by char --val 0 --out char")
+	manifest := func(dir string) *vocabulary.Manifest {
+		m, err := vocabulary.Read(dir + "/vocab.json")
+		testfiles.NoError(t, err)
+		return m
+	}
+	custom, ids := *manifest("gpt2"), *manifest("gpt2")
+	custom.Tokenizer, ids.Kind = "mine", vocabulary.IDs
+	for _, test := range []struct {
+		by   string
+		m    *vocabulary.Manifest
+		want string
+		err  string
+	}{
+		{"", manifest("gpt2"), "[[48910 1976 330]", ""},
+		{"gpt2", manifest("gpt2"), "[[48910 1976 330]", ""},
+		{"gpt2", &custom, "[[48910 1976 330]", ""},
+		{"gpt2", &ids, "[[48910 1976 330]", ""},
+		{"", manifest("char"), "[[1 2 2 1 0 4 1 3]", ""},
+		{"char", manifest("char"), "[[1 2 2 1 0 4 1 3]", ""},
+		{"byte", nil, "[[97 98 98 97 32 122 97 99]", ""},
+		{"", nil, "", "--by: name the tokenizer of the tokens, because no vocab.json is next to them"},
+		{"", &custom, "", `--by: name the tokenizer of the tokens, a tokenizer.json or tekken.json, because vocab.json only says that it is "mine"`},
+		{"char", nil, "", "--by char: the vocab.json next to the tokens does not list characters"},
+		{"cl100k", manifest("gpt2"), "", `--by cl100k: did not make the tokens, because their vocab.json is of "gpt2"`},
+		{"byte", manifest("char"), "", `--by byte: did not make the tokens, because their vocab.json is of "char"`},
+		{"gpt3", nil, "", "--by: must be char, byte, "},
+	} {
+		_, got, err := readItems(t, "a.txt", ItemOptions{By: test.by, Manifest: test.m})
+		if test.err != "" && (err == nil || !strings.HasPrefix(err.Error(), test.err)) || test.err == "" && (err != nil || !strings.HasPrefix(fmt.Sprint(got[0]), test.want)) {
+			t.Errorf("--by %q: %v, %v, want %s%s", test.by, got, err, test.want, test.err)
+		}
+	}
+}
