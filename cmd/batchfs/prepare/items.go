@@ -61,28 +61,32 @@ func OpenItems(file string, o ItemOptions, stdin io.Reader) (*Items, error) {
 		return nil, fmt.Errorf("%s: must be one file (got %d)", file, len(inputs))
 	}
 	e := encoding{fields: []field{newField(s.Field, 0)}, replaceInvalid: true}
+	e.fields[0].options = "--field"
 	e.hasDots = e.fields[0].hasDots()
 	p := &plan{settings: s, inputs: inputs, encoding: e.withTokenizer(t, s.EOT)}
 	return &Items{p}, p.checkInputs()
 }
 
-func (o *ItemOptions) openTokenizer() (tokenizer, error) {
-	m := o.Manifest
-	switch {
-	case o.By == "" && m == nil:
-		return nil, errors.New("--by: name the tokenizer of the tokens, because no vocab.json is next to them")
-	case (o.By == "" || o.By == vocabulary.Char) && m != nil && m.Kind == vocabulary.Char:
-		return newCharTokenizer(m.Tokens), nil
-	case o.By == vocabulary.Char:
-		return nil, errors.New("--by char: the vocab.json next to the tokens does not list characters; name the tokenizer that made the tokens")
-	case o.By == "" && tokenizers[m.Tokenizer] == nil:
-		return nil, fmt.Errorf("--by: name the tokenizer of the tokens, a tokenizer.json or tekken.json, because vocab.json only says that it is %q", m.Tokenizer)
-	case o.By == "":
-		o.By = m.Tokenizer
+func (o ItemOptions) openTokenizer() (tokenizer, error) {
+	by, m := o.By, o.Manifest
+	if by == "" && m != nil {
+		if by = m.Tokenizer; m.Kind == vocabulary.Char || m.Kind == vocabulary.Byte {
+			by = m.Kind
+		}
 	}
-	t, err := (&settings{By: o.By}).openTokenizer()
+	switch {
+	case by == "":
+		return nil, errors.New("--by: name the tokenizer of the tokens, because no vocab.json is next to them")
+	case by == vocabulary.Char && m != nil && m.Kind == vocabulary.Char:
+		return newCharTokenizer(m.Tokens), nil
+	case by == vocabulary.Char:
+		return nil, errors.New("--by char: the tokens have no vocab.json that lists characters; name the tokenizer that made them")
+	case o.By == "" && tokenizers[by] == nil:
+		return nil, fmt.Errorf("--by: name the tokenizer of the tokens, a tokenizer.json or tekken.json, because vocab.json only says that it is %q", by)
+	}
+	t, err := (&settings{By: by}).openTokenizer()
 	if err == nil && m != nil && !isTokenizerOf(t, &m.Vocabulary) {
-		err = fmt.Errorf("--by %s: did not make the tokens, because their vocab.json is of %q; name that tokenizer, or leave --by out", o.By, m.Tokenizer)
+		err = fmt.Errorf("--by %s: did not make the tokens, because their vocab.json is of %q; name that tokenizer, or leave --by out", by, m.Tokenizer)
 	}
 	return t, err
 }

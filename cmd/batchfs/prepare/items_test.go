@@ -56,7 +56,7 @@ func TestItems(t *testing.T) {
 		{"-", "text", "jsonl", []string{"line 1 of standard input"}, ""},
 		{"bad.csv", "text", "text", []string{"line 1 a,b"}, ""},
 		{"bad.csv", "text", "", nil, "bad.csv: is a CSV table"},
-		{"bad.jsonl", "q", "", nil, `bad.jsonl: line 1: has no field q: choose one with --field or --mask; there are ["a"]`},
+		{"bad.jsonl", "q", "", nil, `bad.jsonl: line 1: has no field q: choose one with --field; there are ["a"]`},
 		{"dir", "text", "", nil, "dir: must be one file (got 2)"},
 		{"a.txt", "text", "csv", nil, "--as: must be text, jsonl, parquet or arrow"},
 	} {
@@ -97,8 +97,8 @@ func TestTokenizerOfItems(t *testing.T) {
 		testfiles.NoError(t, err)
 		return m
 	}
-	custom, ids := *manifest("gpt2"), *manifest("gpt2")
-	custom.Tokenizer, ids.Kind = "mine", vocabulary.IDs
+	custom, ids, misnamed := *manifest("gpt2"), *manifest("gpt2"), *manifest("gpt2")
+	custom.Tokenizer, ids.Kind, misnamed.Kind, misnamed.Tokenizer = "mine", vocabulary.IDs, vocabulary.IDs, vocabulary.Char
 	for _, test := range []struct {
 		by   string
 		m    *vocabulary.Manifest
@@ -114,7 +114,8 @@ func TestTokenizerOfItems(t *testing.T) {
 		{"byte", nil, "[[97 98 98 97 32 122 97 99]", ""},
 		{"", nil, "", "--by: name the tokenizer of the tokens, because no vocab.json is next to them"},
 		{"", &custom, "", `--by: name the tokenizer of the tokens, a tokenizer.json or tekken.json, because vocab.json only says that it is "mine"`},
-		{"char", nil, "", "--by char: the vocab.json next to the tokens does not list characters"},
+		{"", &misnamed, "", "--by char: "},
+		{"char", nil, "", "--by char: the tokens have no vocab.json that lists characters"},
 		{"cl100k", manifest("gpt2"), "", `--by cl100k: did not make the tokens, because their vocab.json is of "gpt2"`},
 		{"byte", manifest("char"), "", `--by byte: did not make the tokens, because their vocab.json is of "char"`},
 		{"gpt3", nil, "", "--by: must be char, byte, "},
