@@ -29,6 +29,8 @@ type key struct {
 	example any  // value in config.toml of a key without a default
 	inPath  bool // whether a path may set the key, as in train/rank=3,world=8
 	isFile  bool // whether the value is a path, relative to the file that contains it
+	// advanced marks the key in config.toml as one that hardly anyone has to set.
+	advanced bool
 	valueType
 	help string // explanation in config.toml; the rule of valueType follows it there
 }
@@ -109,16 +111,16 @@ var batchTable = table{name: "[batch]", help: "What a batch contains. These keys
 		valueType: wholeNumber(func(c *Split) *int { return &c.BlockSize }, 1, sampler.MaxBlockSize),
 		help: "T, the number of tokens in a row. Set it to the context length of the model. " +
 			"Token files with fewer than T+1 tokens have no rows, unless join is true."},
-	{name: "format", effect: OnReading, initial: "auto", valueType: oneOf(func(c *Split) *string { return &c.Format }, format.Names()...),
+	{name: "format", effect: OnReading, advanced: true, initial: "auto", valueType: oneOf(func(c *Split) *string { return &c.Format }, format.Names()...),
 		help: "The format of the token files. With auto, batchfs recognizes the format of each file, and treats " +
 			"other files as headerless, unless they begin, end or are named like files of another kind. Name a format to reject files of any other. " +
 			"Set headerless for files that are only named like others."},
-	{name: "tensor", effect: OnReading, example: "tokens", valueType: nonEmpty(func(c *Split) *string { return &c.Tensor }, "the name of a tensor"),
+	{name: "tensor", effect: OnReading, advanced: true, example: "tokens", valueType: nonEmpty(func(c *Split) *string { return &c.Tensor }, "the name of a tensor"),
 		help: "The tensor to read from a file that has several. Set it for .safetensors files with more than one tensor."},
 	{name: "token_dtype", effect: OnReading, example: "uint16", valueType: oneOf(func(c *Split) *array.DType { return &c.TokenDType }, array.DTypes()...),
 		help: "The dtype of headerless files, little-endian. The default is the dtype in the vocab.json of batchfs prepare, " +
 			"or uint16. Set it if that is wrong, or if a file is rejected because it looks like another dtype."},
-	{name: "shape", effect: OnReading, example: []any{768}, valueType: shape(func(c *Split) *[]int { return &c.Shape }),
+	{name: "shape", effect: OnReading, advanced: true, example: []any{768}, valueType: shape(func(c *Split) *[]int { return &c.Shape }),
 		help: "The shape of one element of headerless files. Set it if an element has several numbers, " +
 			"such as a row of a matrix. It needs layout = \"rows\"."},
 	{name: "vocab_size", effect: OnNothing, initial: 0, valueType: wholeNumber(func(c *Split) *int64 { return &c.VocabSize }, 0, 1<<32),
@@ -149,7 +151,7 @@ var batchTable = table{name: "[batch]", help: "What a batch contains. These keys
 	{name: "seed", effect: OnRows, initial: 1337, inPath: true, valueType: wholeNumber(func(c *Split) *uint64 { return &c.Seed }, 0, math.MaxInt64),
 		help: "The seed of the random numbers. random and shuffle combine it with the name of the split, and torch " +
 			"with the rank. Change it to get other rows."},
-	{name: "torch_state", effect: OnRows, example: "rng.bin", isFile: true, valueType: nonEmpty(func(c *Split) *string { return &c.StateFile }, "a path"),
+	{name: "torch_state", effect: OnRows, advanced: true, example: "rng.bin", isFile: true, valueType: nonEmpty(func(c *Split) *string { return &c.StateFile }, "a path"),
 		help: "A file with the result of torch.get_rng_state(), 5056 bytes, for the torch orders. " +
 			"Set it to continue from that state instead of from seed. It needs rank = 0 and world = 1."},
 	{name: "rank", effect: OnBytes, initial: 0, inPath: true, valueType: wholeNumber(func(c *Split) *int { return &c.Rank }, 0, sampler.MaxRows-1),
@@ -183,7 +185,7 @@ var batchTable = table{name: "[batch]", help: "What a batch contains. These keys
 		help: "Whether ignore_index replaces a target in another document than the token before it. " +
 			"It then does not count in the loss. With the name of an array, also if the array's element for the target is 0; " +
 			"documents then need not be known. It needs a signed dtype."},
-	{name: "ignore_index", effect: OnRows, initial: sampler.DefaultIgnoreIndex, valueType: wholeNumber(func(c *Split) *int64 { return &c.IgnoreIndex }, math.MinInt64, -1),
+	{name: "ignore_index", effect: OnRows, advanced: true, initial: sampler.DefaultIgnoreIndex, valueType: wholeNumber(func(c *Split) *int64 { return &c.IgnoreIndex }, math.MinInt64, -1),
 		help: "The target that mask_targets sets. Set it to the ignore_index of the loss."},
 	{name: "rows", effect: OnRows, initial: "windows",
 		valueType: oneOf(func(c *Split) *sampler.RowContent { return &c.Rows },
@@ -254,7 +256,7 @@ var stageTable = table{name: "[[splits.X.stages]]", help: "A stage of a mixture 
 		help: "The weights of the sources, by name. A source that is left out is not read in this stage."},
 	{name: "from_tokens", effect: OnSchedule, example: "250B", valueType: tokens,
 		help: "The number of tokens, on all ranks, after which this stage begins. It is divided by block_size and rounded up to a row."},
-	{name: "from_row", effect: OnSchedule, example: 122070313, valueType: wholeNumber(func(c *Stage) *uint64 { return &c.FromRow }, 1, math.MaxInt64),
+	{name: "from_row", effect: OnSchedule, advanced: true, example: 122070313, valueType: wholeNumber(func(c *Stage) *uint64 { return &c.FromRow }, 1, math.MaxInt64),
 		help: "The global number of the first row of this stage, instead of from_tokens."},
 }}
 
@@ -264,11 +266,11 @@ var arrayTable = table{name: "[[splits.X.arrays]]", help: "An array that is alig
 	{name: "name", effect: OnRows, example: "mask", valueType: arrayName, help: "The name of the array in a batch."},
 	{name: "files", effect: OnReading, example: "data/train-mask-*.npy", valueType: paths(func(c *AlignedArray) *[]string { return &c.Files }),
 		help: "The files of the array. Together they need as many elements as there are tokens."},
-	{name: "at", effect: OnRows, initial: "y", valueType: oneOf(func(c *AlignedArray) *sampler.At { return &c.At }, sampler.AtX, sampler.AtY),
+	{name: "at", effect: OnRows, advanced: true, initial: "y", valueType: oneOf(func(c *AlignedArray) *sampler.At { return &c.At }, sampler.AtX, sampler.AtY),
 		help: "The array to align with. With y, element t of a row belongs to y[t]."},
-	{name: "format", effect: OnReading, initial: "auto", valueType: oneOf(func(c *AlignedArray) *string { return &c.Format }, format.Names()...),
+	{name: "format", effect: OnReading, advanced: true, initial: "auto", valueType: oneOf(func(c *AlignedArray) *string { return &c.Format }, format.Names()...),
 		help: "The format of the files, like format in [batch]."},
-	{name: "tensor", effect: OnReading, example: "mask", valueType: nonEmpty(func(c *AlignedArray) *string { return &c.Tensor }, "the name of a tensor"),
+	{name: "tensor", effect: OnReading, advanced: true, example: "mask", valueType: nonEmpty(func(c *AlignedArray) *string { return &c.Tensor }, "the name of a tensor"),
 		help: "The tensor to read, like tensor in [batch]."},
 	{name: "dtype", effect: OnReading, example: "uint8", valueType: oneOf(func(c *AlignedArray) *array.DType { return &c.DType }, array.DTypes()...),
 		help: "The dtype of headerless files, like token_dtype in [batch]."},
@@ -286,13 +288,13 @@ var memoryTable = table{name: "[memory]", help: "How token files are read. These
 			"  pread: read row by row; faster with several readers.\n" +
 			"With all of them, resident memory stays at the size of a batch. With remap, aligned arrays are read with pread, " +
 			"and so is a file that cannot be mapped."},
-	{name: "page_cache", effect: OnNothing, initial: "keep", valueType: oneOf(func(c *Memory) *string { return &c.PageCache }, "keep", "drop"),
+	{name: "page_cache", effect: OnNothing, advanced: true, initial: "keep", valueType: oneOf(func(c *Memory) *string { return &c.PageCache }, "keep", "drop"),
 		help: "Whether tokens stay in the kernel's page cache after a read. Set drop on machines with little memory. " +
 			"Reading the same tokens again then has to read the disk."},
 	{name: "ahead", effect: OnNothing, initial: 2, valueType: wholeNumber(func(c *Memory) *int { return &c.PrefetchBatches }, 0, 1024),
 		help: "The number of batches to prefetch for each reader that reads in order. Raise it for a slow disk or store. " +
 			"With 0, nothing is prefetched, and the batches are the same."},
-	{name: "ahead_bytes", effect: OnNothing, initial: 64 << 20, valueType: wholeNumber(func(c *Memory) *int64 { return &c.PrefetchBytes }, 0, 1<<40),
+	{name: "ahead_bytes", effect: OnNothing, advanced: true, initial: 64 << 20, valueType: wholeNumber(func(c *Memory) *int64 { return &c.PrefetchBytes }, 0, 1<<40),
 		help: "The memory for all prefetched batches, in bytes; at most half of budget is used. Raise it, and budget, " +
 			"for large batches or many readers."},
 	{name: "budget", effect: OnNothing, initial: 128 << 20, valueType: wholeNumber(func(c *Memory) *int64 { return &c.Budget }, 16<<20, 1<<40),
@@ -307,17 +309,17 @@ var mountTable = table{name: "[mount]", help: "The mount itself. batchfs restart
 	{name: "allow_other", effect: OnMount, initial: false, valueType: boolean(func(c *Mount) *bool { return &c.AllowOther }),
 		help: "Whether users other than the one who mounts may read. Set it for services. Unless root mounts, " +
 			"/etc/fuse.conf needs the line user_allow_other. With mount --fd, the process that mounts decides."},
-	{name: "mode", effect: OnMount, initial: "0444", valueType: mode,
+	{name: "mode", effect: OnMount, advanced: true, initial: "0444", valueType: mode,
 		help: "The permissions of files. Set \"0440\" or \"0400\" to keep other users out. " +
 			"Users who may read files may also list directories."},
-	{name: "uid", effect: OnMount, example: 1000, valueType: wholeNumber(func(c *Mount) *int64 { return &c.UID }, 0, maxID),
+	{name: "uid", effect: OnMount, advanced: true, example: 1000, valueType: wholeNumber(func(c *Mount) *int64 { return &c.UID }, 0, maxID),
 		help: "The user who owns the files. The default is the user who mounts."},
-	{name: "gid", effect: OnMount, example: 1000, valueType: wholeNumber(func(c *Mount) *int64 { return &c.GID }, 0, maxID),
+	{name: "gid", effect: OnMount, advanced: true, example: 1000, valueType: wholeNumber(func(c *Mount) *int64 { return &c.GID }, 0, maxID),
 		help: "The group that owns the files. The default is the group of the user who mounts."},
 	{name: "timeout", effect: OnNothing, initial: "30s",
 		valueType: duration(func(c *Mount) *time.Duration { return &c.Timeout }, 100*time.Millisecond, 24*time.Hour),
 		help:      "How long a read waits for its token files before it fails. Raise it for slow disks and stores."},
-	{name: "settings_per_user", effect: OnNothing, initial: 4096, valueType: wholeNumber(func(c *Mount) *int { return &c.SettingsPerUser }, 0, 65535),
+	{name: "settings_per_user", effect: OnNothing, advanced: true, initial: 4096, valueType: wholeNumber(func(c *Mount) *int { return &c.SettingsPerUser }, 0, 65535),
 		help: "How many settings directories, such as train/seed=7, each user may have. Lower it if users do not trust " +
 			"each other. All users together have 65535; root and uid may use all of them."},
 	{name: "grace", effect: OnMount, initial: "10s", valueType: duration(func(c *Mount) *time.Duration { return &c.Grace }, 0, 24*time.Hour),
@@ -334,7 +336,7 @@ var storeTable = table{name: "[store]", help: "Object storage, for tokens named 
 	{name: "endpoint", effect: OnNothing, example: "https://minio.example.com:9000", valueType: nonEmpty(func(c *Store) *string { return &c.Endpoint }, "the URL of a host"),
 		help: "The URL of the store. Set it for a store of your own. The default is AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL; " +
 			"if neither is set, AWS, or Google for gs://. TLS is used unless the URL begins with http://. SSL_CERT_FILE names a file of certificate authorities to trust."},
-	{name: "region", effect: OnNothing, example: "eu-central-1", valueType: nonEmpty(func(c *Store) *string { return &c.Region }, "the name of a region"),
+	{name: "region", effect: OnNothing, advanced: true, example: "eu-central-1", valueType: nonEmpty(func(c *Store) *string { return &c.Region }, "the name of a region"),
 		help: "The region of the buckets. The default is AWS_REGION, AWS_DEFAULT_REGION, or else what AWS reports for the bucket."},
 	{name: "path_style", effect: OnNothing, initial: false, valueType: boolean(func(c *Store) *bool { return &c.PathStyle }),
 		help: "Whether URLs name the bucket in the path instead of in the host name. Many stores other than AWS need it."},
@@ -344,13 +346,13 @@ var storeTable = table{name: "[store]", help: "Object storage, for tokens named 
 		help: "The directory of the block cache. It holds fetched blocks for all of the user's mounts on this host. Without it, every epoch " +
 			"fetches everything again. batchfs creates it with mode 0700, and rejects a directory that belongs to another user, " +
 			"or that others may write to. You can delete it at any time."},
-	{name: "cache_shared", effect: OnNothing, initial: false, valueType: boolean(func(c *Store) *bool { return &c.CacheShared }),
+	{name: "cache_shared", effect: OnNothing, advanced: true, initial: false, valueType: boolean(func(c *Store) *bool { return &c.CacheShared }),
 		help: "Whether the group of cache_dir may use it too. Set it if the members of the group trust each other. " +
 			"The directory then has mode 2770."},
 	{name: "cache_bytes", effect: OnNothing, initial: 64 << 30, valueType: wholeNumber(func(c *Store) *int64 { return &c.CacheBytes }, 0, 1<<50),
 		help: "The maximum size of cache_dir, in bytes. Set it to what the readers of this host need; batchfs cache status " +
 			"shows that. Blocks that do not fit are fetched again in every epoch."},
-	{name: "block_bytes", effect: OnNothing, initial: 4 << 20, valueType: wholeNumber(func(c *Store) *int64 { return &c.BlockBytes }, 64<<10, 1<<30),
+	{name: "block_bytes", effect: OnNothing, advanced: true, initial: 4 << 20, valueType: wholeNumber(func(c *Store) *int64 { return &c.BlockBytes }, 64<<10, 1<<30),
 		help: "How much to fetch at a time, in bytes. Raise it if each request costs time or money. " +
 			"Blocks in cache_dir that have another size are not used."},
 }}
@@ -358,7 +360,7 @@ var storeTable = table{name: "[store]", help: "Object storage, for tokens named 
 var logTable = table{name: "[log]", help: "What is written to standard error, or to the file named by mount --log.", keys: []key{
 	{name: "level", effect: OnNothing, initial: "info", valueType: oneOf(func(c *Log) *string { return &c.Level }, "debug", "info", "warn", "error"),
 		help: "The lowest level to log. Set warn to log only warnings and errors."},
-	{name: "format", effect: OnNothing, initial: "text", valueType: oneOf(func(c *Log) *string { return &c.Format }, "text", "json"),
+	{name: "format", effect: OnNothing, advanced: true, initial: "text", valueType: oneOf(func(c *Log) *string { return &c.Format }, "text", "json"),
 		help: "The format of a line: text has key=value pairs, json is a JSON object. Set json for a log collector."},
 }}
 

@@ -24,6 +24,9 @@ tokens = "data/train.bin"      # a file, a glob, or a list of them
 tokens = "data/val.bin"
 order = "sequential"           # a key of [batch], for this split only
 
+# That is enough to begin with. batchfs mount --data DIR --print-config prints such a file for the
+# token files in DIR.
+#
 # All other keys follow with their defaults. Keys without a default are commented out, and so are
 # the keys of [splits.X].
 #
@@ -32,7 +35,8 @@ order = "sequential"           # a key of [batch], for this split only
 #
 # --set overrides any key of this file; strings need no quotes there. Paths in this file are
 # relative to the file, paths in --set to the working directory. A key marked [path] can also be set
-# in a path, as in /mnt/batches/train/rank=3,world=8/next.
+# in a path, as in /mnt/batches/train/rank=3,world=8/next. A key marked [advanced] rarely has
+# to be set.
 #
 # Batch k never changes as long as these stay the same: the name of the split; its tokens, sources,
 # stages, arrays and join; and the keys of [batch] except %s. No other key
@@ -87,6 +91,9 @@ func reference() string {
 			mark := ""
 			if k.inPath {
 				mark = " [path]"
+			}
+			if k.advanced {
+				mark += " [advanced]"
 			}
 			b.WriteString("\n" + wrapComment(k.help+"\nMust be "+k.rule+"."+mark))
 			fmt.Fprintf(&b, "%s%s = %s\n", comment, k.name, formatValue(value))
