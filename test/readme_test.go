@@ -100,7 +100,7 @@ func TestREADME(t *testing.T) {
 }
 
 // trainsOnCPU matches blocks that train, and those that read what such blocks wrote.
-var trainsOnCPU = regexp.MustCompile(`torchrun |checkpoint\.pt`)
+var trainsOnCPU = regexp.MustCompile(`torchrun |torch\.load`)
 
 // replacePrograms makes what the pages run in a clone: a stand-in for a download from the Hub,
 // which has the same layout, and for torchrun the one of the tests' Python and a smaller model.
