@@ -13,7 +13,7 @@ from ._errors import Error
 from ._lock import Locked
 from ._shared import Shared, worker_info
 
-_HELD = 1 << 16  # bytes of the arrays "source" of batches that are held before their rows are counted
+_HELD = 1 << 16  # bytes of arrays "source" that are held before their rows are counted
 
 
 class Meter(Locked):

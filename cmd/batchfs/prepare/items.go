@@ -84,7 +84,7 @@ func (o ItemOptions) openTokenizer() (tokenizer, error) {
 	case o.By == "" && tokenizers[by] == nil:
 		return nil, fmt.Errorf("--by: name the tokenizer of the tokens, a tokenizer.json or tekken.json, because vocab.json only says that it is %q", by)
 	}
-	t, err := (&settings{By: by}).openTokenizer()
+	t, err := (&settings{By: by}).openTokenizer(nil)
 	if err == nil && m != nil && !isTokenizerOf(t, &m.Vocabulary) {
 		err = fmt.Errorf("--by %s: did not make the tokens, because their vocab.json is of %q; name that tokenizer, or leave --by out", by, m.Tokenizer)
 	}
