@@ -29,7 +29,7 @@ func (p *Phase) Fraction(source int) float64 {
 // A Schedule says which source each row comes from. It can be encoded for another process; see
 // NewWithSchedule.
 type Schedule struct {
-	Starts []Phase // without Batch
+	Phases []Phase // without Batch
 	End    uint64  // number of rows; math.MaxUint64: no end
 
 	mixtures []*mixture // one for each phase
@@ -63,8 +63,8 @@ func (q *Sequence) findSchedule(known *Schedule) (*Schedule, error) {
 		if known == nil {
 			return q.newSchedule()
 		}
-		s := &Schedule{Starts: known.Starts, End: known.End}
-		for _, p := range s.Starts {
+		s := &Schedule{Phases: known.Phases, End: known.End}
+		for _, p := range s.Phases {
 			s.mixtures = append(s.mixtures, q.mixer.mixture(p.Rows))
 		}
 		return s, nil
@@ -105,7 +105,7 @@ func (q *Sequence) newSchedule() (*Schedule, error) {
 			return nil, q.stageError(i, err)
 		}
 		m := q.mixer.mixture(quotas)
-		s.Starts = append(s.Starts, Phase{Row: row, Configured: i, Rows: quotas, Period: m.period, Before: before})
+		s.Phases = append(s.Phases, Phase{Row: row, Configured: i, Rows: quotas, Period: m.period, Before: before})
 		s.mixtures = append(s.mixtures, m)
 		for source, limit := range limits {
 			if limit < math.MaxUint64 {
@@ -177,9 +177,9 @@ func (q *Sequence) rowLimits() ([]uint64, error) {
 
 // phaseOf returns the index of a row's phase.
 func (s *Schedule) phaseOf(row uint64) (i int) {
-	for n := len(s.Starts); n > 1; {
+	for n := len(s.Phases); n > 1; {
 		half := n / 2
-		if s.Starts[i+half].Row <= row {
+		if s.Phases[i+half].Row <= row {
 			i += half
 		}
 		n -= half
@@ -189,43 +189,43 @@ func (s *Schedule) phaseOf(row uint64) (i int) {
 
 // endOf returns the first row after a phase.
 func (s *Schedule) endOf(phase int) uint64 {
-	if phase+1 < len(s.Starts) {
-		return s.Starts[phase+1].Row
+	if phase+1 < len(s.Phases) {
+		return s.Phases[phase+1].Row
 	}
 	return s.End
 }
 
 // sourceOf returns the source of a row, and how many rows of that source precede it.
 func (s *Schedule) sourceOf(row uint64) (source int, index uint64) {
-	phase := s.phaseOf(row)
-	start := &s.Starts[phase]
-	source, index = s.mixtures[phase].sourceOf(row - start.Row)
-	return source, start.Before[source] + index
+	i := s.phaseOf(row)
+	p := &s.Phases[i]
+	source, index = s.mixtures[i].sourceOf(row - p.Row)
+	return source, p.Before[source] + index
 }
 
 // rowOf is the inverse of sourceOf for rows that are drawn.
 func (s *Schedule) rowOf(source int, index uint64) uint64 {
-	phase := sort.Search(len(s.Starts), func(i int) bool { return s.Starts[i].Before[source] > index }) - 1
-	start := &s.Starts[phase]
-	return start.Row + s.mixtures[phase].rowOf(source, index-start.Before[source])
+	i := sort.Search(len(s.Phases), func(i int) bool { return s.Phases[i].Before[source] > index }) - 1
+	p := &s.Phases[i]
+	return p.Row + s.mixtures[i].rowOf(source, index-p.Before[source])
 }
 
 // before returns how many of the first n rows come from a source.
 func (s *Schedule) before(source int, n uint64) uint64 {
-	phase := s.phaseOf(n)
-	start := &s.Starts[phase]
-	return start.Before[source] + s.mixtures[phase].before(source, n-start.Row)
+	i := s.phaseOf(n)
+	p := &s.Phases[i]
+	return p.Before[source] + s.mixtures[i].before(source, n-p.Row)
 }
 
 // draws reports whether any row comes from a source.
 func (s *Schedule) draws(source int) bool {
-	return slices.ContainsFunc(s.Starts, func(p Phase) bool { return p.Rows[source] > 0 })
+	return slices.ContainsFunc(s.Phases, func(p Phase) bool { return p.Rows[source] > 0 })
 }
 
 // Phases returns the phases of the sequence: one, unless Stages or MaxEpochs are set. The
 // caller must not change their slices.
 func (q *Sequence) Phases() []Phase {
-	list := slices.Clone(q.schedule.Starts)
+	list := slices.Clone(q.schedule.Phases)
 	ranks, _ := q.epochGroup()
 	for i := range list {
 		if next := q.ScheduleRow(0, q.BatchSize); list[i].Row >= next {
@@ -238,7 +238,7 @@ func (q *Sequence) Phases() []Phase {
 // UsedUpAt returns the source whose MaxEpochs are used up where a phase begins, or -1 if a
 // configured stage begins there.
 func (q *Sequence) UsedUpAt(phase int) (source int) {
-	list := q.schedule.Starts
+	list := q.schedule.Phases
 	if phase > 0 && list[phase].Configured == list[phase-1].Configured {
 		for source, rows := range list[phase].Rows {
 			if rows == 0 && list[phase-1].Rows[source] > 0 {
@@ -282,7 +282,7 @@ func (s *Schedule) DivergesAt(t *Schedule) (row uint64, diverges bool) {
 	for row < min(s.End, t.End) {
 		i, j := s.phaseOf(row), t.phaseOf(row)
 		m, n, end := s.mixtures[i], t.mixtures[j], min(s.endOf(i), t.endOf(j))
-		inS, inT, common := row-s.Starts[i].Row, row-t.Starts[j].Row, min(len(m.quotas), len(n.quotas))
+		inS, inT, common := row-s.Phases[i].Row, row-t.Phases[j].Row, min(len(m.quotas), len(n.quotas))
 		if m.period != n.period || inS%uint64(m.period) != inT%uint64(m.period) || !slices.Equal(m.quotas[:common], n.quotas[:common]) {
 			// If as many rows as both periods have are equal, so are all (Fine and Wilf, 1965).
 			for k := range min(end-row, uint64(m.period+n.period)) {
@@ -304,7 +304,7 @@ func (s *Schedule) DivergesAt(t *Schedule) (row uint64, diverges bool) {
 func (s *Schedule) String() string {
 	var list []string
 	last, begin := "", uint64(0)
-	for _, at := range s.Starts {
+	for _, at := range s.Phases {
 		var rows []string
 		for _, n := range at.Rows {
 			rows = append(rows, strconv.Itoa(n))
@@ -326,7 +326,7 @@ func ParseSchedule(text string) (*Schedule, error) {
 	for i, stage := range strings.Split(text, ",") {
 		begin, rows, _ := strings.Cut(stage, "=")
 		row, err := strconv.ParseUint(begin, 10, 64)
-		if err != nil || (i == 0) != (row == 0) || i > 0 && row <= s.Starts[i-1].Row {
+		if err != nil || (i == 0) != (row == 0) || i > 0 && row <= s.Phases[i-1].Row {
 			return nil, fmt.Errorf("stage %q of schedule %q: must begin with a row and =, the first one with 0=, and later ones at later rows", stage, text)
 		}
 		var quotas []int
@@ -341,7 +341,7 @@ func ParseSchedule(text string) (*Schedule, error) {
 		if period == 0 {
 			return nil, fmt.Errorf("stage %q of schedule %q: must have rows", stage, text)
 		}
-		s.Starts = append(s.Starts, Phase{Row: row, Rows: quotas, Period: period})
+		s.Phases = append(s.Phases, Phase{Row: row, Rows: quotas, Period: period})
 		s.mixtures = append(s.mixtures, newMixture(quotas, tables))
 	}
 	return s, nil

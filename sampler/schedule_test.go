@@ -158,7 +158,7 @@ func (s *simulatedSchedule) check(t *testing.T, r *rand.Rand, base *Sequence, wa
 		row, source, index, stage := uint64(row), int(want[0]), want[1], int(want[2])
 		rank, host := int(row%batch/uint64(settings.BatchSize)), r.IntN(s.Hosts)
 		q, k, j := ranks[host*local+rank], row/batch, int(row%uint64(settings.BatchSize))
-		if q.schedule.Starts[stage].Row == row {
+		if q.schedule.Phases[stage].Row == row {
 			start = q.Phases()[stage]
 			if !slices.Equal(start.Before, drawn) || q.Row(start.Batch, q.BatchSize-1) < q.Row(k, j) || start.Batch > k {
 				t.Fatalf("%+v: stage %d begins with %+v, want %v at row %d", settings, stage, start, drawn, row)

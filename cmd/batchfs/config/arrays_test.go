@@ -51,9 +51,9 @@ arrays = [{name = "mask", files = "mask.npy"}]`: {{mask}, {mask}},
 				t.Errorf("%s:\nsource %d has %+v, want %+v", text, i, got, list)
 			}
 		}
-		for i, b := range s.Settings.Arrays {
+		for i, b := range s.Arrays {
 			if b.Name != want[0][i].Name || b.At != want[0][i].At {
-				t.Errorf("%s:\nthe sampler gets %+v", text, s.Settings.Arrays)
+				t.Errorf("%s:\nthe sampler gets %+v", text, s.Arrays)
 			}
 		}
 	}

@@ -389,7 +389,7 @@ func (s *Split) checkStages() error {
 				return fmt.Errorf("%s: %w", s.StagePrefix(i, "weights", name), s.unknownSource(name))
 			}
 		}
-		row := s.Settings.Stages[i].BeginsAt(s.BlockSize)
+		row := s.Stages[i].BeginsAt(s.BlockSize)
 		switch set := min(stage.FromTokens, 1) + min(stage.FromRow, 1); {
 		case i == 0 && set > 0:
 			return fmt.Errorf("%s: the first stage begins at row 0; leave out from_tokens and from_row", s.StagePrefix(i))
@@ -414,7 +414,7 @@ func (s *Split) StagePrefix(i int, key ...string) string {
 }
 
 // Scheduled reports whether what is drawn from the sources changes during a run.
-func (s *Split) Scheduled() bool { return s.Settings.Stages != nil || s.MaxEpochs != nil }
+func (s *Split) Scheduled() bool { return s.Stages != nil || s.MaxEpochs != nil }
 
 // sourceIndex returns the index of the first source with this name, or -1.
 func (s *Split) sourceIndex(name string) int {

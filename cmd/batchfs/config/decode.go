@@ -82,9 +82,9 @@ func (r RawConfig) documents() (docs []*document, err error) {
 
 // setDerived computes the sampler's settings that depend on several keys.
 func (s *Split) setDerived() {
-	s.Settings.Arrays = nil
+	s.Arrays = nil
 	for _, b := range s.AlignedOf(0) {
-		s.Settings.Arrays = append(s.Settings.Arrays, sampler.AlignedArray{Name: b.Name, At: b.At})
+		s.Arrays = append(s.Arrays, sampler.AlignedArray{Name: b.Name, At: b.At})
 	}
 	s.setMixture()
 	s.HasEOT, s.EOT, s.BOS = s.EndOfText >= 0, uint64(max(s.EndOfText, 0)), nil
@@ -96,7 +96,7 @@ func (s *Split) setDerived() {
 // setMixture computes the sampler's settings that depend on the sources and stages. Without
 // sources, they are empty.
 func (s *Split) setMixture() {
-	s.Only, s.Weights, s.Settings.Stages, s.MaxEpochs = s.sourceIndex(s.Source)+1, nil, nil, nil
+	s.Only, s.Weights, s.Stages, s.MaxEpochs = s.sourceIndex(s.Source)+1, nil, nil, nil
 	for i, source := range s.Sources {
 		if len(s.StageTables) == 0 {
 			s.Weights = append(s.Weights, source.Weight)
@@ -113,7 +113,7 @@ func (s *Split) setMixture() {
 		for _, source := range s.Sources {
 			stage.Weights = append(stage.Weights, table.Weights[source.Name])
 		}
-		s.Settings.Stages = append(s.Settings.Stages, stage)
+		s.Stages = append(s.Stages, stage)
 	}
 }
 

@@ -40,8 +40,8 @@ func TestStages(t *testing.T) {
 	for _, from := range []string{"'250B'", "'250G'", "'0.25T'", "'250000M'", "250_000_000_000", "250e9"} {
 		c, err := decodeText(second("from_tokens = " + from))
 		testfiles.NoError(t, err)
-		if s := c.Splits[0]; !reflect.DeepEqual(s.Settings.Stages, want) || s.Weights != nil || !slices.Equal(s.MaxEpochs, []float64{0, 4}) || !s.Scheduled() {
-			t.Errorf("from_tokens = %s: %+v, max_epochs %v", from, s.Settings.Stages, s.MaxEpochs)
+		if s := c.Splits[0]; !reflect.DeepEqual(s.Stages, want) || s.Weights != nil || !slices.Equal(s.MaxEpochs, []float64{0, 4}) || !s.Scheduled() {
+			t.Errorf("from_tokens = %s: %+v, max_epochs %v", from, s.Stages, s.MaxEpochs)
 		}
 	}
 	const table = "must be a table of sources and numbers, 0 or above and not all 0, as in {web = 9, math = 1} (got a table)"
