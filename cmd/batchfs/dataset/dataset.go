@@ -145,15 +145,13 @@ func (o *Opener) openFiles(
 				ofSources = append(ofSources, fingerprint.Also)
 			}
 		}
-		arrays, opts := sources[spec.Source], spec.Options
-		opts.Fingerprint = fingerprint
-		if previous != nil && len(arrays) < len(previous[spec.Source]) {
-			opts.Previous = previous[spec.Source][len(arrays)]
+		var old []*cache.Array
+		if previous != nil {
+			old = previous[spec.Source]
 		}
-		if p != nil {
-			opts.CheckNoWriters, opts.Opened = previous == nil, p.countOpened
-		}
-		a, err := cache.Open(spec.Files, opts)
+		spec.Options.Fingerprint = fingerprint
+		arrays := sources[spec.Source]
+		a, err := openArray(spec, len(arrays), old, p)
 		if spec.Name != "" && h.Arrays != nil {
 			if err == nil {
 				err = checkAligned(arrays[0], a)
@@ -172,6 +170,18 @@ func (o *Opener) openFiles(
 		f.sourceFingerprints = append(f.sourceFingerprints, of.String())
 	}
 	return s, f, nil
+}
+
+// openArray opens array n of a source. If the files of the split have changed, previous has the
+// arrays of the source before that; otherwise, it is nil. For p, see open.
+func openArray(spec ArraySpec, n int, previous []*cache.Array, p *Progress) (*cache.Array, error) {
+	if n < len(previous) {
+		spec.Options.Previous = previous[n]
+	}
+	if p != nil {
+		spec.Options.CheckNoWriters, spec.Options.Opened = previous == nil, p.countOpened
+	}
+	return cache.Open(spec.Files, spec.Options)
 }
 
 // newDataset binds token files to the settings of a split. To save counting rows, counts may be
