@@ -111,7 +111,7 @@ func (o *epochOrder) rowsHolding(ranges []rowRange, epoch uint64) iter.Seq2[uint
 // otherwise all.
 func (q *Sequence) hostSourceAt(i int, pos int64) (from boundSource, ranks, host int, err error) {
 	ranks, _ = q.epochGroup()
-	hosts := q.World / ranks
+	hosts := q.Hosts()
 	host = sort.Search(hosts-1, func(host int) bool {
 		end, _ := cutAt(q.sources[i].arrays[0], q.ShuffleBlock, host+1, hosts)
 		return pos < end

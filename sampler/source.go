@@ -118,7 +118,7 @@ func (s *boundSource) hostShareOf(settings Settings, host int) (hostShare, error
 	if settings.ShuffleBlock == 0 {
 		return s.starts.wholeShare(), nil
 	}
-	hosts := settings.World / settings.LocalWorld
+	hosts := settings.Hosts()
 	share := newHostShare(s.starts, s.arrays[0], settings.ShuffleBlock, host, hosts)
 	if share.windows == 0 {
 		return share, fmt.Errorf("%s: cut into blocks of shuffle_block = %d bytes, there is no row for host %d of %d; reduce shuffle_block or world",

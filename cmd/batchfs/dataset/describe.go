@@ -244,7 +244,7 @@ func (d *Dataset) shuffleBlockText() (text string) {
 		return ""
 	}
 	text = fmt.Sprintf(" in blocks of %v", d.Split.Values()["shuffle_block"])
-	if hosts := q.World / q.LocalWorld; hosts > 1 {
+	if hosts := q.Hosts(); hosts > 1 {
 		text += fmt.Sprintf(", %d rows of host %d of %d", q.RowsPerEpoch(), q.Rank/q.LocalWorld, hosts)
 	}
 	return text
