@@ -71,20 +71,45 @@ func TestItems(t *testing.T) {
 	}
 }
 
-// The encodings of an item are the tokens that prepare makes of it by itself, and those that it has
-// in texts where something else precedes it.
+// The tokens of an item, except two at each end, are among those of every text with a copy of it,
+// whatever precedes and follows the copy.
 func TestEncodingsOfItems(t *testing.T) {
-	writeFilesHere(t, map[string]string{"a.txt": "Antidisestablishmentarianism is  a word.\n"})
-	_, all, err := readItems(t, "a.txt", ItemOptions{By: "gpt2"})
-	testfiles.NoError(t, err)
-	gpt2, err := tokenizers["gpt2"]()
-	testfiles.NoError(t, err)
-	for _, before := range []string{"", "It was: ", "\n\n", "say \"", "Yes (", "x\t"} {
-		tokens := gpt2.NewEncoder().Append(nil, []byte(before+"Antidisestablishmentarianism is  a word."))
-		if !slices.ContainsFunc(all[0], func(e []uint32) bool { return slices.Equal(e[2:], tokens[len(tokens)-len(e)+2:]) }) {
-			t.Errorf("after %q: %d, of which none of %d is the end", before, tokens, all[0])
+	for _, by := range []string{"gpt2", "cl100k", "o200k"} {
+		opened, err := tokenizers[by]()
+		testfiles.NoError(t, err)
+		w := &encodeWorker{encoder: opened.NewEncoder()}
+		for _, text := range []string{
+			"Antidisestablishmentarianism and pseudopseudohypoparathyroidism are words that nobody uses in a text",
+			"Señor Álvarez compró 1234 manzanas en el mercado de Zürich por 15,50 € ayer por la tarde",
+			"2+2=4, 3+3=6, 17*23=391, 1024/16=64, and so on, until 99999999 is reached",
+			"東京都の人口は約1400万人で、日本の総人口の約11パーセントを占めています。",
+			"Привет, как дела? Сегодня хорошая погода, и мы идём гулять в парк с собакой",
+			"def f(x):\n    return [y for y in x if y]\n\nprint(f([1, 2, 3]))",
+		} {
+			item := w.itemOf([]maskedText{{text: []byte(" " + text + "\n")}}, "line", 1)
+			isPartOf := func(tokens []uint32) bool {
+				return slices.ContainsFunc(item.Encodings, func(e []uint32) bool {
+					core := e[2 : len(e)-2]
+					return slices.ContainsFunc(windowsOf(tokens, len(core)), func(window []uint32) bool { return slices.Equal(window, core) })
+				})
+			}
+			for _, before := range []string{"", "it is ", "\n\n", "say \"", "yes (", "x\t", "**", "Q: ", "1. ", "<p>", "“", "_", "    ", "\r\n", "'", "—"} {
+				for _, after := range []string{"", ".", "\n\n\n", "\"", ")", " a", "<", "...", "?\n", "'s"} {
+					if tokens := w.encoder.Append(nil, []byte(before+text+after)); !isPartOf(tokens) {
+						t.Errorf("%s: %q between %q and %q has the tokens %d, and by itself %d", by, text, before, after, tokens, item.Encodings)
+					}
+				}
+			}
 		}
 	}
+}
+
+// windowsOf returns each n consecutive tokens.
+func windowsOf(tokens []uint32, n int) (all [][]uint32) {
+	for i := range len(tokens) - n + 1 {
+		all = append(all, tokens[i:i+n])
+	}
+	return all
 }
 
 // The tokenizer is that of the manifest, and no other.
