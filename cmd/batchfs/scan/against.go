@@ -87,30 +87,48 @@ func (c *check) against(ctx context.Context, openers []*dataset.Opener, items It
 		}
 	}
 	r.Files = len(files)
-	newSearch := func() *itemSearch { return &itemSearch{vocab: uint64(items.VocabSize)} }
-	search := newSearch()
+	// Items are read until they fill a search, so one search follows another.
+	var search *itemSearch
+	var reading *terminal.Progress // nil during a search
+	begin := func() {
+		search = &itemSearch{vocab: uint64(items.VocabSize)}
+		reading = terminal.NewProgress(c.stderr, "encoding items", -1, terminal.Steps)
+	}
 	finish := func() error {
-		if len(search.items) > 0 {
-			if err := c.searchItems(ctx, files, search); err != nil {
-				return err
-			}
-			search.report(r)
+		reading.Finish()
+		reading = nil
+		if len(search.items) == 0 {
+			return nil
 		}
-		search = newSearch()
+		if err := c.searchItems(ctx, files, search); err != nil {
+			return err
+		}
+		search.report(r)
 		return nil
 	}
+	begin()
 	err := items.Read(func(item *Item) error {
 		r.Items++
+		reading.Add(1)
 		if len(item.Encodings[0]) < minItem {
 			r.Short = append(r.Short, ItemName{item.Unit, item.Number})
 			return nil
 		}
-		if search.add(item); search.used >= c.itemPart {
-			return finish()
+		if search.add(item); search.used < c.itemPart {
+			return nil
 		}
+		if err := finish(); err != nil {
+			return err
+		}
+		begin()
 		return nil
 	})
-	if err = cmp.Or(err, finish()); err != nil {
+	if err == nil {
+		err = finish()
+	} else if reading != nil {
+		reading.Finish()
+	}
+	if err != nil {
 		return nil, err
 	}
 	r.OK = len(r.Found)+len(r.Frequent) == 0
@@ -204,11 +222,12 @@ func (p ItemPlace) String() string {
 func (r *ItemReport) Print(out io.Writer) {
 	items := func(n int) string { return terminal.Plural(int64(n), "item", "items") }
 	result := "no item occurs"
-	if n := len(r.Found) + len(r.Frequent); n > 0 {
-		result = fmt.Sprintf("%s of %d occur", items(n), r.Items)
-		if n == 1 {
-			result = fmt.Sprintf("1 item of %d occurs", r.Items)
-		}
+	switch n := len(r.Found) + len(r.Frequent); n {
+	case 0:
+	case 1:
+		result = fmt.Sprintf("1 of %s occurs", items(int(r.Items)))
+	default:
+		result = fmt.Sprintf("%d of %s occur", n, items(int(r.Items)))
 	}
 	printable.Fprintf(out, "%s in %s: searched %s, %s for %s: %s\n", string(r.Against), strings.Join(r.Splits, ", "),
 		terminal.Plural(int64(r.Files), "file", "files"), terminal.Plural(r.Tokens, "token", "tokens"), items(int(r.Items)-len(r.Short)), result)
@@ -226,7 +245,7 @@ func (r *ItemReport) Print(out io.Writer) {
 	}
 	if len(r.Frequent) > 0 {
 		f := r.Frequent[0]
-		fmt.Fprintf(out, "%s of these more than %d times, such as %s\n    %q\n", items(len(r.Frequent)), maxOccurrences, f.ItemName, string(f.Text))
+		fmt.Fprintf(out, "more than %d times each: %s, such as %s\n    %q\n", maxOccurrences, items(len(r.Frequent)), f.ItemName, string(f.Text))
 	}
 	if n := len(r.Short); n > 0 {
 		var names []string

@@ -116,12 +116,12 @@ func TestFrequentItems(t *testing.T) {
 	}
 	var out strings.Builder
 	r.Print(&out)
-	want := `items.jsonl in train: searched 1 file, 10000 tokens for 4 items: 4 items of 4 occur
+	want := `items.jsonl in train: searched 1 file, 10000 tokens for 4 items: 4 of 4 items occur
 line 2: 20 of 20 tokens are in ` + string(r.Found[0].Places[0].File) + `, document 1, from index 200 on and in 15 other places
     "` + string(r.Found[0].Text) + `"
 line 4: 20 of 20 tokens are in ` + string(r.Found[0].Places[0].File) + `, document 0, from index 50 on
     "` + string(r.Found[1].Text) + `"
-2 items of these more than 16 times, such as line 1
+more than 16 times each: 2 items, such as line 1
     "` + string(r.Frequent[0].Text) + `"
 `
 	if out.String() != want {
