@@ -109,8 +109,8 @@ pictures:
 	examples/pictures speed examples/speed.svg
 	examples/pictures top examples/top.svg
 
-# Tests outside test/soak that check times and memory.
-LIMITS = TestTimeLimit|TestUnkillable|TestHangingWorker|TestGrace|TestDoctorOfMounts|TestInterruptedCommands|TestCrowd|TestNoMemory|TestTop|TestManyShards|TestManyShardsAreAsFastAsFew|TestReadersShareAReload|TestOneOfSeveralFilesChanges
+# Tests outside test/soak that check times and memory there, or repeat more.
+LIMITS = TestTimeLimit|TestUnkillable|TestHangingWorker|TestGrace|TestDoctorOfMounts|TestInterruptedCommands|TestCrowd|TestNoMemory|TestTop|TestManyShards|TestManyShardsAreAsFastAsFew|TestReadersShareAReload|TestOneOfSeveralFilesChanges|TestPythonPackage
 
 soak:
 	@.ci/setup test

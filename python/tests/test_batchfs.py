@@ -136,6 +136,8 @@ class Case(waiting.Case):
 
 
 class TestSplit(Case):
+    imports_torch = True
+
     def file(self, name: str) -> Any:
         return np.load(f"{self.m.mountpoint}/{name}.npy")
 
@@ -347,6 +349,8 @@ def no_integers() -> list[Any]:
 
 class TestArguments(Case):
     """Every type of integer is accepted like an int, and anything else raises an error that names the argument."""
+
+    imports_torch = True
 
     def test_integers(self) -> None:
         mounted, piped = self.both("train")
@@ -634,14 +638,7 @@ class TestOtherRuns(waiting.Case):
         self.assertEqual(steps.state_dict(), whole)
 
 
-class TestProcesses(Case):
-    @classmethod
-    def setUpClass(cls) -> None:
-        super().setUpClass()
-        if has_torch:
-            # Steps register with it only if it is there.
-            importlib.import_module("torch.utils.data")
-
+class TestForks(Case):
     def test_fork_and_spawn(self) -> None:
         for train in self.both("more"):
             steps = train.steps()
@@ -656,33 +653,6 @@ class TestProcesses(Case):
                 self.assertTrue(all(same(batch, train.read(k)) for k, batch in enumerate(got)))
             self.assertEqual(next(steps)[0], 1)
             self.assertTrue(same(next(steps)[1], train[2]))
-
-    def test_threads_share_steps(self) -> None:
-        n = 4000
-        want = [*self.m.split("train", order="shuffle").steps(0, n)]
-        for train in self.both("train", order="shuffle"):
-            for steps in [train.steps(0, n), *([train.torch("cpu", 0, n)] if has_torch else [])]:
-                got: list[list[tuple[int, Any]]] = []
-
-                # A loop that begins after all steps were read would begin again, but next does not.
-                def read(steps: Any = steps, got: list[list[tuple[int, Any]]] = got) -> None:
-                    got.append([*iter(lambda: next(steps, None), None)])
-
-                threads = [threading.Thread(target=read, daemon=True) for _ in range(8)]
-                interval = sys.getswitchinterval()
-                sys.setswitchinterval(1e-6)
-                try:
-                    for thread in threads:
-                        thread.start()
-                    for thread in threads:
-                        waiting.join(thread)
-                finally:
-                    sys.setswitchinterval(interval)
-                for own in got:
-                    self.assertEqual([k for k, _ in own], sorted(k for k, _ in own))
-                read_by_all = sorted((pair for own in got for pair in own), key=lambda pair: pair[0])
-                self.assertEqual([k for k, _ in read_by_all], [*range(n)])
-                self.assertTrue(all(same(batch, want[k][1]) for k, batch in read_by_all))
 
     def test_fork_while_a_thread_reads(self) -> None:
         for train in self.both("train"):
@@ -716,6 +686,44 @@ class TestProcesses(Case):
                     os.kill(child, signal.SIGKILL)
                     os.waitpid(child, 0)
                 waiting.join(thread)
+
+
+class TestProcesses(Case):
+    imports_torch = True
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        if has_torch:
+            # Steps register with it only if it is there.
+            importlib.import_module("torch.utils.data")
+
+    def test_threads_share_steps(self) -> None:
+        n = 4000
+        want = [*self.m.split("train", order="shuffle").steps(0, n)]
+        for train in self.both("train", order="shuffle"):
+            for steps in [train.steps(0, n), *([train.torch("cpu", 0, n)] if has_torch else [])]:
+                got: list[list[tuple[int, Any]]] = []
+
+                # A loop that begins after all steps were read would begin again, but next does not.
+                def read(steps: Any = steps, got: list[list[tuple[int, Any]]] = got) -> None:
+                    got.append([*iter(lambda: next(steps, None), None)])
+
+                threads = [threading.Thread(target=read, daemon=True) for _ in range(8)]
+                interval = sys.getswitchinterval()
+                sys.setswitchinterval(1e-6)
+                try:
+                    for thread in threads:
+                        thread.start()
+                    for thread in threads:
+                        waiting.join(thread)
+                finally:
+                    sys.setswitchinterval(interval)
+                for own in got:
+                    self.assertEqual([k for k, _ in own], sorted(k for k, _ in own))
+                read_by_all = sorted((pair for own in got for pair in own), key=lambda pair: pair[0])
+                self.assertEqual([k for k, _ in read_by_all], [*range(n)])
+                self.assertTrue(all(same(batch, want[k][1]) for k, batch in read_by_all))
 
     @unittest.skipUnless(has_torch, "no torch")
     def test_workers_of_a_split(self) -> None:
@@ -770,7 +778,7 @@ class TestProcesses(Case):
             said: list[str] = []
             with self.subTest(form), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # test_loops_that_end_early tests it
-                for op in ["loop", "loop", "load", "loop", "break", *rng.choices(["loop", "break", "load", "resume"], k=8), "loop", "loop"]:
+                for op in ["loop", "loop", "load", "loop", "break", *rng.choices(["loop", "break", "load", "resume"], k=waiting.repeats(20)), "loop", "loop"]:
                     n = rng.randrange(1, 6) if op == "break" else None
                     if op == "load":
                         position, is_first = rng.choice([start, 9, stop - 1, stop]), True
@@ -1097,6 +1105,8 @@ class TestLife(Place):
 
 class TestSameSequence(Place):
     """A split returns batches of the sequence that it was created with, or raises an error, whatever is mounted or written later."""
+
+    imports_torch = True
 
     def test_remount(self) -> None:
         """A reader that continues after an error notices if another sequence is mounted at its path."""

@@ -84,6 +84,8 @@ class Case(waiting.Case):
 
 
 class TestFiles(Case):
+    imports_torch = True
+
     def test_same_bytes_as_prepare(self) -> None:
         lines = [{"p": "é" * (i % 5), "c": "word " * (i % 7 + 1)} for i in range(300)]
         text = self.root / "text.jsonl"

@@ -43,6 +43,8 @@ batchfs._mount.Log = batchfs._pipe.Log = _KeptLog  # pyright: ignore
 class Case(unittest.TestCase):
     """A test that leaves none of its processes behind and, if it fails, prints the logs of its mounts and pipes."""
 
+    imports_torch = False  # whether any test of the class does, in this process
+
     def run(self, result: unittest.TestResult | None = None) -> unittest.TestResult | None:
         result = result or self.defaultTestResult()
         failures, logs = len(result.failures + result.errors), len(_logs)
@@ -57,6 +59,11 @@ class Case(unittest.TestCase):
                     text = os.pread(log.fd, 1 << 20, 0).decode(errors="replace")
                     print(f"\na log of {self}:\n{text}", file=sys.stderr, end="")
             del _logs[logs:]
+
+
+def repeats(n: int) -> int:
+    """Returns how often a test repeats something: n times in make soak, and otherwise n/5 times."""
+    return n if os.environ.get("BATCHFS_SOAK") == "1" else n // 5
 
 
 def until(what: str, look: Callable[[], tuple[bool, object]]) -> None:

@@ -3,44 +3,20 @@ package commands
 import (
 	"os"
 	"os/exec"
-	"strings"
 	"syscall"
 	"testing"
 
 	"batchfs/test/e2e"
 )
 
-// The unit tests of the Python package pass. Each class of tests is a process, because most of them
-// wait for a mount. deploy/release/packages tests the wheel.
+// The unit tests of the Python package pass. deploy/release/packages tests the wheel.
 func TestPythonPackage(t *testing.T) {
 	t.Parallel()
 	e2e.NeedFUSE(t)
-	python := func(t *testing.T, args ...string) *exec.Cmd {
-		cmd := e2e.Job(t, e2e.Python, args...)
-		cmd.Dir, cmd.Env = "../python", append(os.Environ(), "BATCHFS_PROGRAM="+e2e.PlainBatchfs, "PYTHONDONTWRITEBYTECODE=1")
-		return cmd
-	}
-	list := python(t, "-c", `
-import importlib, pathlib, unittest
-for name in {path.stem for path in pathlib.Path("tests").glob("test_*.py")} - {"test_wheel"}:
-    for tests in unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module("tests." + name)):
-        for test in [*tests][:1]:
-            print(test.id().rpartition(".")[0], tests.countTestCases())`)
-	list.Stderr = os.Stderr
-	for class := range strings.Lines(string(e2e.Must(list.Output())(t))) {
-		name, count, _ := strings.Cut(strings.TrimSpace(class), " ")
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			// Python prints its stacks shortly before the limit of a test. The first failure ends
-			// the process, so that the limits of several waits do not add up.
-			out, err := python(t, "-c", `
-import faulthandler, unittest
-faulthandler.dump_traceback_later(290, exit=True)
-unittest.main(module=None, failfast=True)`, name).CombinedOutput()
-			if err != nil || !strings.Contains(string(out), "\nRan "+count+" test") {
-				t.Errorf("%v, want %s tests to pass:\n%s", err, count, out)
-			}
-		})
+	cmd := e2e.Job(t, e2e.Python, "-m", "tests")
+	cmd.Dir, cmd.Env = "../python", append(os.Environ(), "BATCHFS_PROGRAM="+e2e.PlainBatchfs, "PYTHONDONTWRITEBYTECODE=1")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
 	}
 }
 
