@@ -53,6 +53,7 @@ with torch.no_grad():
 // A recipe that is killed and started again has the same losses as an uninterrupted one, to the
 // last bit. `make recipes` tests all of them.
 func TestRecipes(t *testing.T) {
+	e2e.SkipIfShort(t)
 	t.Parallel()
 	e2e.NeedFUSE(t)
 	e2e.NeedPython(t, "torch")
