@@ -1,6 +1,7 @@
 package test
 
 import (
+	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -54,9 +55,16 @@ func TestREADME(t *testing.T) {
 	e2e.Write(t, filepath.Join(dir, "config.toml"), config)
 	e2e.Write(t, filepath.Join(dir, "book.txt"), []byte(strings.Repeat("It was the best of times, it was the worst of times.\n", 3000)))
 	e2e.NoError(t, os.Symlink(e2e.Batchfs, filepath.Join(dir, "bin/batchfs")))
-	python := e2e.Must(filepath.Abs("../python"))(t)
 	replacePrograms(t, dir)
-	trains := e2e.HasModule(t, "torch")
+	env := append(os.Environ(), "PATH="+filepath.Join(dir, "bin")+":"+os.Getenv("PATH"), "XDG_STATE_HOME="+dir,
+		"PYTHONPATH="+e2e.Must(filepath.Abs("../python"))(t), "PYTHONDONTWRITEBYTECODE=1")
+	hasTorch := e2e.HasModule(t, "torch")
+	var torch *e2e.Client // runs the blocks that import PyTorch
+	if hasTorch {
+		cmd := exec.Command(e2e.Python, e2e.Must(filepath.Abs("clients/blocks.py"))(t))
+		cmd.Dir, cmd.Env = dir, env
+		torch = e2e.StartClient(t, cmd)
+	}
 
 	for _, page := range pages(t) {
 		// A subtest has five minutes of its own.
@@ -69,22 +77,23 @@ func TestREADME(t *testing.T) {
 				switch {
 				case strings.HasPrefix(code, "make "):
 					continue
-				case trainsOnCPU.MatchString(code) && (!trains || testing.Short() && page != "README.md"):
+				case trainsOnCPU.MatchString(code) && (!hasTorch || testing.Short()):
 					continue
 				case language == "sh":
 					cmd = e2e.Job(t, "bash", "-euo", "pipefail", "-c", code)
 				case language == "python":
 					if lacksLibrary(t, code) {
 						code = "compile(r'''" + code + "''', 'page', 'exec')"
+					} else if strings.Contains(code, "import torch") {
+						checkShown(t, b[3], runBlock(t, torch, code))
+						continue
 					}
 					cmd = e2e.Job(t, e2e.Python, "-c", code)
 				case language == "c":
 					e2e.Write(t, filepath.Join(dir, "reader.c"), []byte(code))
 					cmd = e2e.Job(t, "sh", "-c", "cc -Wall -Wextra -Werror -o reader reader.c && ./reader")
 				}
-				cmd.Dir = dir
-				cmd.Env = append(os.Environ(), "PATH="+filepath.Join(dir, "bin")+":"+os.Getenv("PATH"), "XDG_STATE_HOME="+dir,
-					"PYTHONPATH="+python, "PYTHONDONTWRITEBYTECODE=1")
+				cmd.Dir, cmd.Env = dir, env
 				out, err := cmd.CombinedOutput()
 				if err != nil {
 					t.Fatalf("%v in the block\n%s\nwhich prints\n%s", err, code, out)
@@ -99,8 +108,23 @@ func TestREADME(t *testing.T) {
 	}
 }
 
+// runBlock runs code in a running clients/blocks.py and returns what it prints.
+func runBlock(t *testing.T, client *e2e.Client, code string) string {
+	t.Helper()
+	var ended struct {
+		Status int
+		Output string
+	}
+	e2e.NoError(t, json.NewEncoder(client.In).Encode(code))
+	e2e.NoError(t, json.Unmarshal([]byte(client.ReadLine(t)), &ended))
+	if ended.Status != 0 {
+		t.Fatalf("wait status %d of the block\n%s\nwhich prints\n%s", ended.Status, code, ended.Output)
+	}
+	return ended.Output
+}
+
 // trainsOnCPU matches blocks that train, and those that read what such blocks wrote.
-var trainsOnCPU = regexp.MustCompile(`torchrun |torch\.load`)
+var trainsOnCPU = regexp.MustCompile(`torchrun |torch\.load\("checkpoint`)
 
 // replacePrograms makes what the pages run in a clone: a stand-in for a download from the Hub,
 // which has the same layout, and for torchrun the one of the tests' Python and a smaller model.
