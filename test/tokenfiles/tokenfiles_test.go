@@ -218,7 +218,7 @@ func whyNotMountable(t testing.TB, dir string) string {
 func TestKilledAtEveryChange(t *testing.T) {
 	t.Parallel()
 	x := newTexts(t, manyLines)
-	parts, step := e2e.NormalOrShort(3, 1), e2e.NormalOrShort(12, 11)
+	parts, step := e2e.NormalOrShort(3, 1), e2e.NormalOrShort(12, 23)
 	if e2e.InSoak() {
 		step = parts
 	}
