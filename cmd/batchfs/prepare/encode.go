@@ -68,7 +68,12 @@ func (w *encodeWorker) appendText(out *encodedTokens, t []byte, mask byte, begin
 		if !begins {
 			encode = appendRest(w.encoder)
 		}
+		release, err := w.reserveMemory(part)
+		if err != nil {
+			return err
+		}
 		w.scratch, begins = encode(w.scratch[:0], part), false
+		release()
 		w.countLacking()
 		if len(w.scratch) > 0 && int64(slices.Max(w.scratch)) >= w.encoding.tokenizer.Size() {
 			return errChanged // has a character that was not counted

@@ -22,5 +22,8 @@ func (w *encodeWorker) encodeRow(ch *chunk, piece *textPiece) error {
 	case bad >= 0:
 		return fmt.Errorf("row %d: not valid UTF-8 at byte %d: use --invalid replace or skip, or --by byte", number, bad)
 	}
-	return w.encodeDocument(ch, piece.in, []maskedText{{valid, w.encoding.fields[0].mask}}, "row", number)
+	if err := w.encodeDocument(ch, piece.in, []maskedText{{valid, w.encoding.fields[0].mask}}, "row", number); err != nil {
+		return fmt.Errorf("row %d: %w", number, err)
+	}
+	return nil
 }

@@ -1,8 +1,6 @@
 package prepare
 
-import (
-	"fmt"
-)
+import "fmt"
 
 func (w *encodeWorker) encodeText(ch *chunk, piece *textPiece) error {
 	valid, bad := w.encoding.toValidUTF8(piece.text)
@@ -23,8 +21,11 @@ func (w *encodeWorker) encodeText(ch *chunk, piece *textPiece) error {
 		w.beginDocument(out)
 	}
 	const mask = 0 // with --mask, there is no text
-	if err := w.appendText(out, valid, mask, piece.startsDocument); err != nil {
+	switch err := w.appendText(out, valid, mask, piece.startsDocument); {
+	case err == errChanged:
 		return err
+	case err != nil:
+		return fmt.Errorf("the text from byte %d on %w", piece.start.Offset, err)
 	}
 	if piece.endsDocument {
 		w.endDocument(out, 0)

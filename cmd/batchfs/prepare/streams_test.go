@@ -319,6 +319,27 @@ func TestPrepareTooLong(t *testing.T) {
 	}
 }
 
+// A word that does not fit into memory is named, because otherwise the kernel kills the process.
+func TestPrepareLittleMemory(t *testing.T) {
+	old := memoryLimit
+	t.Cleanup(func() { memoryLimit = old })
+	memoryLimit = func() int64 { return 800 << 20 }
+	word := strings.Repeat("word", 5<<20)
+	small, large := []string{"ok", word[:5<<19]}, []string{"ok", word}
+	writeFilesHere(t, map[string]string{
+		"small.jsonl": lines(small), "a.jsonl": lines(large), "a.txt": word, "a.parquet": parquetOf(t, large), "mask.arrow": arrowOfTexts(t, large),
+	})
+	prepared(t, "small.jsonl --by gpt2 --val 0 --out out")
+	const fault = "has a word of 21.0 MB, and encoding it takes about 838.9 MB of memory in addition to "
+	for args, want := range map[string]string{
+		"a.jsonl": "a.jsonl: line 2: " + fault, "a.txt": "a.txt: the text from byte 0 on " + fault, "a.parquet": "a.parquet: row 2: " + fault,
+		"mask.arrow --mask text:1": "mask.arrow: row 2: " + fault,
+	} {
+		wantError(t, args+" --by gpt2 --val 0 --force --out out", want)
+	}
+	prepared(t, "a.jsonl --by byte --val 0 --force --out out")
+}
+
 // A page is rejected if it has too many values or is larger than its header states.
 func TestPreparePages(t *testing.T) {
 	useSmallChunks(t, 1<<10, 64<<10)

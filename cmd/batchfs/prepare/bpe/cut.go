@@ -2,6 +2,7 @@ package bpe
 
 import (
 	"bytes"
+	"iter"
 	"unicode/utf8"
 
 	"golang.org/x/text/unicode/norm"
@@ -35,6 +36,35 @@ func (t *Tokenizer) LastPieceEnd(text []byte) (last int) {
 		})
 	}
 	return last
+}
+
+// LongestPiece returns the length of the longest piece in a text, in bytes.
+func (t *Tokenizer) LongestPiece(text []byte) (longest int) {
+	for original := range t.addedSets[0].split(text) {
+		for part := range t.addedSets[1].split(t.normalized(original)) {
+			for start, end := range t.allPieces(part) {
+				longest = max(longest, end-start)
+			}
+		}
+	}
+	return longest
+}
+
+// allPieces yields the start and end of each piece of a text that no added tokens divide.
+func (t *Tokenizer) allPieces(text []byte) iter.Seq2[int, int] {
+	return func(yield func(start, end int) bool) {
+		var found [maxFinders]span
+		var ends [256]int
+		for i := 0; i < len(text); {
+			n := t.pieceEnds(text, i, ends[:], &found)
+			for _, end := range ends[:n] {
+				if !yield(i, end) {
+					return
+				}
+				i = end
+			}
+		}
+	}
 }
 
 // startOf returns the position at which a part of a text begins.
@@ -81,17 +111,11 @@ type cutter struct {
 // eachSurePieceEnd calls visit with the positions in the text at which the pieces of a part of it
 // end whatever follows the text. The part begins at a position, and is normalized.
 func (c *cutter) eachSurePieceEnd(at int, part []byte, visit func(p int)) {
-	for piece := range c.addedSets[1].split(part) {
-		begin := at + startOf(part, piece)
-		var found [maxFinders]span
-		var ends [256]int
-		for i := 0; i < len(piece); {
-			n := c.pieceEnds(piece, i, ends[:], &found)
-			for _, end := range ends[:n] {
-				if c.isSure(begin+i, begin+end) {
-					visit(begin + end)
-				}
-				i = end
+	for stretch := range c.addedSets[1].split(part) {
+		begin := at + startOf(part, stretch)
+		for start, end := range c.allPieces(stretch) {
+			if c.isSure(begin+start, begin+end) {
+				visit(begin + end)
 			}
 		}
 	}

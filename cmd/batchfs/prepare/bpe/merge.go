@@ -156,7 +156,8 @@ func appendLong(tokens []uint32, t *Tokenizer, piece []byte) []uint32 {
 		return tokens
 	}
 	links := make([]link, len(symbols))
-	var q minheap.Heap // rank<<32 | position of each merge, so the leftmost of equal ranks is first
+	// The queue has rank<<32 | position of each merge, so the leftmost of equal ranks is first.
+	q := make(minheap.Heap, 0, len(symbols))
 	updateMerge := func(i int32) {
 		links[i].merge = noMerge
 		if next := links[i].next; next >= 0 {
