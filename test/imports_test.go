@@ -100,6 +100,7 @@ func TestImports(t *testing.T) {
 		"github.com/apache/arrow-go":     {"cmd/batchfs/prepare"},
 		"github.com/google/flatbuffers":  {"cmd/batchfs/prepare"},
 		"github.com/andybalholm/brotli":  {"cmd/batchfs/prepare"},
+		"github.com/pierrec/lz4":         {"cmd/batchfs/prepare"},
 		"github.com/spf13": {"cmd/batchfs", "cmd/batchfs/bench", "cmd/batchfs/command", "cmd/batchfs/config", "cmd/batchfs/doctor", "cmd/batchfs/plan", "cmd/batchfs/prepare",
 			"cmd/batchfs/processes", "cmd/batchfs/top"},
 	}
