@@ -1,5 +1,5 @@
-// Package store reads objects from stores that speak the S3 protocol: AWS, MinIO, Ceph, R2, Google
-// Cloud Storage and others.
+// Package store reads and writes objects in stores that speak the S3 protocol: AWS, MinIO, Ceph,
+// R2, Google Cloud Storage and others.
 //
 // A [Client] retries temporary errors until a time limit, and fails immediately while a part of the
 // store is known to be down. It finds credentials in the usual places: the environment, ~/.aws, and
@@ -63,7 +63,7 @@ func Parse(name string) (o Object, ok bool) {
 	return o, true
 }
 
-// A Client reads the objects of a store. It is safe for concurrent use.
+// A Client reads and writes the objects of a store. It is safe for concurrent use.
 type Client struct {
 	Endpoint string // URL
 	core     *minio.Core
@@ -158,8 +158,8 @@ func (t countingTransport) RoundTrip(req *http.Request) (*http.Response, error) 
 	return resp, err
 }
 
-// List returns the objects whose keys begin with prefix, without their ETags. After an error it
-// continues after the last key, without a time limit as long as new keys arrive.
+// List returns the objects whose keys begin with prefix. After an error it continues after the last
+// key, without a time limit as long as new keys arrive.
 func (c *Client) List(ctx context.Context, scheme, bucket, prefix string) (all []Object, err error) {
 	byKey := func(a, b Object) int { return cmp.Compare(a.Key, b.Key) }
 	for before := 0; ; before = len(all) {
@@ -176,7 +176,7 @@ func (c *Client) List(ctx context.Context, scheme, bucket, prefix string) (all [
 				if info.Err != nil {
 					return info.Err
 				}
-				all = append(all, Object{Scheme: scheme, Bucket: bucket, Key: info.Key, Size: info.Size})
+				all = append(all, Object{Scheme: scheme, Bucket: bucket, Key: info.Key, Size: info.Size, ETag: info.ETag})
 				progress()
 			}
 			return context.Cause(ctx) // if ctx is done, the iterator ends without an error

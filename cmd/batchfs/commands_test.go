@@ -79,7 +79,7 @@ func writeCommand(b *strings.Builder, cmd *cobra.Command, level string) {
 	if cmd.Long != "" {
 		b.WriteString("\n" + toMarkdown(cmd.Long))
 	}
-	flags, readsSplits := "", cmd.Flags().Lookup("set") != nil
+	flags, readsSplits := "", cmd.Flags().Lookup("data") != nil
 	cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
 		if isShared := readsSplits && slices.Contains([]string{"config", "data", "set"}, f.Name); !isShared && !f.Hidden && f.Name != "help" {
 			flags += flagItem(f)

@@ -233,8 +233,8 @@ func TestStoreCommands(t *testing.T) {
 		{"index s3://bucket/train.bin --eot 0", "never writes to a store"},
 		{"mount --data s3://bucket/dir " + t.TempDir(), "--set splits.train.tokens=s3://bucket/dir/train*.bin"},
 		{"doctor -c " + remote, "403"},
-		{"prepare " + filepath.Join(dir, "text.txt") + " --by byte --out s3://bucket/dir", "never writes to a store"},
-		{"prepare s3://bucket/text.txt --by byte --out " + dir, "cannot read from a store"},
+		{"prepare " + filepath.Join(dir, "text.txt") + " --by byte --out s3://bucket/dir", "prepare writes to a store only with --plan"},
+		{"prepare s3://bucket/text.txt --by byte --out " + dir, "prepare reads from a store only with --plan"},
 	} {
 		stdout, stderr, err := e2e.Try(t, append(batchfs, strings.Fields(test.args)...)...)
 		if err == nil || !strings.Contains(stdout+stderr, test.says) || strings.Contains(stdout+stderr, e2e.StoreSecret) {

@@ -28,6 +28,31 @@ type Flags struct {
 var ErrNothingNamed = errors.New("nothing to serve: there is no config.toml in this directory; name a configuration file with -c, " +
 	"or a directory that has train.bin and val.bin with --data")
 
+// RegisterStore adds the flags with which a command that reads no splits takes the table [store].
+func (f *Flags) RegisterStore(cmd *cobra.Command) {
+	cmd.Flags().StringVarP(&f.Config, "config", "c", "", "configuration `file` whose table [store] says how to access s3:// names")
+	cmd.Flags().StringArrayVar(&f.Sets, "set", nil, "override a key of [store] with `key=value`, such as store.endpoint=https://minio.example.com; can be repeated")
+	cmd.MarkFlagFilename("config", "toml")
+}
+
+// LoadStore reads the table [store] of the configuration, which need not exist.
+func (f *Flags) LoadStore() (s Store, err error) {
+	defer func() { err = failure.Config.Wrap(err) }()
+	raw := RawConfig{File: f.Config, Sets: f.Sets}
+	if f.Config != "" {
+		text, err := os.ReadFile(f.Config)
+		if err != nil {
+			return s, err
+		}
+		raw.Text = string(text)
+	}
+	c, err := raw.decode()
+	if err != nil {
+		return s, err
+	}
+	return c.Store, nil
+}
+
 // Register adds the flags to a command.
 func (f *Flags) Register(cmd *cobra.Command) {
 	cmd.Flags().StringVarP(&f.Config, "config", "c", "", "configuration `file` (default: config.toml, if it exists and --data is not given)")

@@ -13,14 +13,18 @@ import (
 	"time"
 
 	"github.com/bmatcuk/doublestar/v4"
+
+	"batchfs/cache/blob"
+	"batchfs/cache/store"
 )
 
 func isURL(name string) bool { return strings.Contains(name, "://") }
 
 // findInputs returns the inputs that the arguments name, in their order, and the side files that it
 // left out. Directories are restricted to files that match include, if it is not empty. If as is
-// empty, the format of each file depends on its name. The argument - stands for stdin.
-func findInputs(args, include []string, as inputFormat, stdin io.Reader) (
+// empty, the format of each file depends on its name. The argument - stands for stdin. If remote is
+// nil, no argument may name objects.
+func findInputs(args, include []string, as inputFormat, stdin io.Reader, remote *stores) (
 	inputs []*input, leftOut []string, err error,
 ) {
 	for _, pattern := range include {
@@ -34,7 +38,13 @@ func findInputs(args, include []string, as inputFormat, stdin io.Reader) (
 	}
 	given := make(map[string]name) // keyed by the path without symbolic links
 	for i, arg := range args {
-		paths, left, err := argumentFiles(arg, include)
+		objects := map[string]store.Object{} // by URL
+		var paths, left []string
+		if remote != nil && blob.IsRemote(arg) {
+			paths, left, err = remote.argumentObjects(arg, include, objects)
+		} else {
+			paths, left, err = argumentFiles(arg, include)
+		}
 		if err != nil {
 			return nil, nil, err
 		}
@@ -46,6 +56,11 @@ func findInputs(args, include []string, as inputFormat, stdin io.Reader) (
 			}
 			if path == "-" {
 				in.stdin = stdin
+			} else if o, ok := objects[path]; ok {
+				in.info = remoteInfo{o}
+				if in.remote, err = remote.file(o); err != nil {
+					return nil, nil, err
+				}
 			} else {
 				if in.info, err = statInput(path); err != nil {
 					return nil, nil, err
@@ -95,7 +110,7 @@ func argumentFiles(arg string, include []string) (paths, leftOut []string, err e
 	case arg == "-":
 		return names, nil, nil
 	case err != nil && isURL(arg):
-		return nil, nil, fmt.Errorf("%s: prepare cannot read from a store: name local files, or pipe the text to standard input", arg)
+		return nil, nil, fmt.Errorf("%s: prepare reads from a store only with --plan: make a plan, name local files, or pipe the text to standard input", arg)
 	case err != nil && strings.ContainsAny(arg, "*?["):
 		if names, err = glob(arg); err != nil {
 			return nil, nil, fmt.Errorf("%s: %w", arg, err)

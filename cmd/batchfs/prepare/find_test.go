@@ -22,7 +22,7 @@ func links(t *testing.T, pairs ...string) {
 
 // foundPaths returns the paths of inputs, and of the side files that were left out, as one line.
 func foundPaths(args string, include ...string) string {
-	inputs, leftOut, err := findInputs(strings.Fields(args), include, "", nil)
+	inputs, leftOut, err := findInputs(strings.Fields(args), include, "", nil, nil)
 	if err != nil {
 		return err.Error()
 	}
@@ -78,7 +78,7 @@ func TestFindFollowsLinks(t *testing.T) {
 	}
 	// These lead into each other, so each has all files, once.
 	for _, arg := range []string{"a", "b", "a/**", "b/**/*.txt", "a/up"} {
-		inputs, _, err := findInputs([]string{arg}, nil, "", nil)
+		inputs, _, err := findInputs([]string{arg}, nil, "", nil, nil)
 		testfiles.NoError(t, err)
 		var names []string
 		for _, in := range inputs {

@@ -27,7 +27,13 @@ func (o *options) finishJob(ctx context.Context) error {
 	if err := j.checkComplete(sidecars); err != nil {
 		return err
 	}
-	if err := j.checkFiles(ctx, listing, sidecars); err != nil {
+	known := map[string]bool{}
+	for _, s := range sidecars {
+		for _, file := range s.Files {
+			known[file.Name] = true
+		}
+	}
+	if err := j.checkFiles(ctx, listing, sidecars, known); err != nil {
 		return err
 	}
 	made, total, err := sum(sidecars)
@@ -50,7 +56,7 @@ func (o *options) finishJob(ctx context.Context) error {
 	if err := j.publishManifest(ctx, m); err != nil {
 		return fmt.Errorf("--out: %w", err)
 	}
-	if err := j.out.Clean(ctx); err != nil {
+	if err := j.out.Clean(ctx, func(name string) bool { return known[name] }); err != nil {
 		return fmt.Errorf("--out: %w", err)
 	}
 	return o.printManifest(j.out.Path(""), m)
@@ -84,14 +90,8 @@ func (j *job) checkComplete(sidecars []*units.Sidecar) error {
 }
 
 // checkFiles checks the files of all units, several at a time, and that there are no others that a
-// mount would take for shards.
-func (j *job) checkFiles(ctx context.Context, listing *units.Listing, sidecars []*units.Sidecar) error {
-	known := map[string]bool{}
-	for _, s := range sidecars {
-		for _, file := range s.Files {
-			known[file.Name] = true
-		}
-	}
+// mount would take for shards. known has the names of the units' files.
+func (j *job) checkFiles(ctx context.Context, listing *units.Listing, sidecars []*units.Sidecar, known map[string]bool) error {
 	for name := range listing.Files {
 		if tokenFilePattern.MatchString(name) && !known[name] {
 			return fmt.Errorf("%s: belongs to no unit of the plan, so a mount would mix it with the others: move it away", j.out.Path(name))
@@ -158,8 +158,7 @@ func (j *job) publishManifest(ctx context.Context, m *vocabulary.Manifest) error
 			return nil
 		}
 	}
-	_, err := j.publishText(ctx, manifestName, text.Bytes())
-	return err
+	return j.out.Write(ctx, manifestName, text.Bytes())
 }
 
 // printStatus prints how far the tasks of a plan are, according to the sidecars.

@@ -7,6 +7,9 @@ import (
 	"io"
 	"io/fs"
 	"os"
+
+	"batchfs/cache/store"
+	"batchfs/cmd/batchfs/prepare/units"
 )
 
 // An inputFormat says how an input, once decompressed, is divided into documents.
@@ -43,6 +46,7 @@ type input struct {
 	stdin  io.Reader   // what is read if info is nil
 	val    bool        // whether all of it belongs to val
 	part   *part       // what is read; nil for all
+	remote *remoteFile // nil if it is not in a store
 }
 
 // name returns the path and, if the input is a later part of a file of lines, where that begins,
@@ -68,6 +72,14 @@ func (in *input) size() int64 {
 	return in.info.Size()
 }
 
+// state returns what tells this version of the input apart from others.
+func (in *input) state() units.State {
+	if in.remote != nil {
+		return units.ObjectState(in.remote.Object)
+	}
+	return units.StateOf(in.info)
+}
+
 func totalSize(inputs []*input) (all int64) {
 	for _, in := range inputs {
 		all += in.size()
@@ -79,7 +91,8 @@ func totalSize(inputs []*input) (all int64) {
 type stream struct {
 	io.Reader
 	in           *input
-	file         *os.File      // nil for standard input
+	file         *os.File      // nil for standard input and objects
+	object       *store.Stream // nil unless the input is in a store
 	decompressor *decompressor // nil if the input is not compressed
 }
 
@@ -95,7 +108,11 @@ func (t countWriter) Write(b []byte) (int, error) {
 func (in *input) open(offset int64, t countWriter) (s *stream, err error) {
 	s = &stream{in: in}
 	raw := in.stdin
-	if in.info != nil {
+	switch {
+	case in.remote != nil:
+		s.object = in.remote.open()
+		raw = s.object
+	case in.info != nil:
 		if s.file, err = os.Open(in.path); err != nil {
 			return nil, err
 		}
@@ -138,7 +155,7 @@ func (s *stream) decompress(raw io.Reader, offset int64, t countWriter) error {
 		s.Reader = s.decompressor
 	case offset > 0 && !s.in.readableOnce():
 		buffered.Reset(raw)
-		_, err := s.file.Seek(offset, io.SeekStart)
+		_, err := raw.(io.Seeker).Seek(offset, io.SeekStart)
 		t(int(offset))
 		return err
 	}
@@ -163,6 +180,9 @@ var errChanged = errors.New("changed while prepare read it: run prepare again wh
 func (s *stream) Close() {
 	if s.decompressor != nil {
 		s.decompressor.close()
+	}
+	if s.object != nil {
+		s.object.Close()
 	}
 	s.file.Close() // a nil file returns an error, which does not matter
 }

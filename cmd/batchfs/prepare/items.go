@@ -53,7 +53,7 @@ func OpenItems(file string, o ItemOptions, stdin io.Reader) (*Items, error) {
 	if err := s.complete(); err != nil {
 		return nil, err
 	}
-	inputs, _, err := findInputs([]string{file}, nil, s.As, stdin)
+	inputs, _, err := findInputs([]string{file}, nil, s.As, stdin, nil)
 	if err != nil {
 		return nil, err
 	}

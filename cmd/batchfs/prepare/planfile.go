@@ -1,6 +1,7 @@
 package prepare
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
@@ -27,6 +28,7 @@ type jobOptions struct {
 	finish    bool
 	verify    bool
 	status    bool
+	stores    stores
 }
 
 func (j *jobOptions) register(cmd *cobra.Command) {
@@ -38,6 +40,7 @@ func (j *jobOptions) register(cmd *cobra.Command) {
 	f.BoolVar(&j.finish, "finish", false, "after all tasks, check what they wrote, and write vocab.json")
 	f.BoolVar(&j.verify, "verify", false, "with --finish, also read all files and compare their hashes")
 	f.BoolVar(&j.status, "status", false, "print how much of the plan is done")
+	j.stores.flags.RegisterStore(cmd)
 	cmd.MarkFlagsMutuallyExclusive("task", "finish", "status")
 	cmd.MarkFlagsMutuallyExclusive("tasks", "finish", "status")
 	cmd.MarkFlagsMutuallyExclusive("task", "tasks")
@@ -49,15 +52,18 @@ func (j *jobOptions) register(cmd *cobra.Command) {
 // true.
 var jobFlags = map[string]bool{"unit-bytes": false, "task": true, "tasks": true, "finish": true, "verify": true, "status": true}
 
+// storeFlags are for both.
+var storeFlags = []string{"config", "set"}
+
 // checkFlags returns an error if flags do not go together.
 func (o *options) checkFlags(flags *pflag.FlagSet, args []string) (err error) {
 	flags.Visit(func(f *pflag.Flag) {
 		uses, isJob := jobFlags[f.Name]
 		switch {
 		case err != nil || f.Name == "plan" || f.Hidden:
-		case o.job.plan == "" && isJob:
+		case o.job.plan == "" && (isJob || slices.Contains(storeFlags, f.Name)):
 			err = fmt.Errorf("--%s: works on a plan: name its file with --plan", f.Name)
-		case o.job.plan == "":
+		case o.job.plan == "", slices.Contains(storeFlags, f.Name):
 		case len(args) > 0 && uses:
 			err = fmt.Errorf("--%s: leave out the texts, which the plan has, or leave out --%[1]s to add them to the plan", f.Name)
 		case len(args) > 0 && (f.Name == "out" || f.Name == "force" || f.Name == "dry-run"):
@@ -114,13 +120,12 @@ func (o *options) writePlan(args []string, unitBytesGiven bool) error {
 		return err
 	}
 	o.printTokens(e)
-	inputs, leftOut, err := findInputs(args, o.include, o.settings.As, o.stdin)
+	inputs, leftOut, err := findInputs(args, o.include, o.settings.As, o.stdin, &o.job.stores)
 	if err != nil {
 		return err
 	}
-	if info, err := os.Stat(o.job.plan); err == nil { // it may be in the directory of the texts
-		inputs = slices.DeleteFunc(inputs, func(in *input) bool { return in.info != nil && os.SameFile(in.info, info) })
-	}
+	info, _ := os.Stat(o.job.plan) // the plan may be in the directory of the texts
+	inputs = slices.DeleteFunc(inputs, func(in *input) bool { return in.path == o.job.plan || in.info != nil && os.SameFile(in.info, info) })
 	p := &plan{settings: o.settings, inputs: inputs, encoding: e, val: valRule{fraction: o.settings.Val}}
 	if err := cmp.Or(p.checkPlanned(made.Inputs), p.checkInputs()); err != nil {
 		return err
@@ -140,16 +145,16 @@ func (o *options) writePlan(args []string, unitBytesGiven bool) error {
 }
 
 func (o *options) savePlan(p *units.Plan) error {
-	name := o.job.plan
-	temporary := fmt.Sprintf("%s.%d.new", name, os.Getpid())
-	f, err := os.Create(temporary)
+	var text bytes.Buffer
+	if err := p.Write(&text); err != nil {
+		return err
+	}
+	out, name, err := o.job.stores.output(o.job.plan)
 	if err != nil {
 		return fmt.Errorf("--plan: %w", err)
 	}
-	if err := cmp.Or(p.Write(f), f.Sync(), f.Close(), os.Rename(temporary, name)); err != nil {
-		f.Close()
-		os.Remove(temporary)
-		return fmt.Errorf("--plan %s: %w", name, err)
+	if err := out.Write(o.job.stores.ctx, name, text.Bytes()); err != nil {
+		return fmt.Errorf("--plan: %w", err)
 	}
 	return nil
 }
@@ -157,7 +162,7 @@ func (o *options) savePlan(p *units.Plan) error {
 // planToExtend returns the existing plan, or an empty one. The error says which option differs.
 func (o *options) planToExtend(options json.RawMessage, tokenizer []byte, unitBytesGiven bool) (*units.Plan, error) {
 	planned := units.New(options, tokenizer, o.job.unitBytes)
-	p, err := readPlan(o.job.plan)
+	p, err := o.job.readPlan()
 	if errors.Is(err, fs.ErrNotExist) {
 		return planned, nil
 	}
@@ -186,13 +191,17 @@ func (o *options) planToExtend(options json.RawMessage, tokenizer []byte, unitBy
 	return p, nil
 }
 
-func readPlan(name string) (*units.Plan, error) {
-	f, err := os.Open(name)
+func (j *jobOptions) readPlan() (*units.Plan, error) {
+	out, name, err := j.stores.output(j.plan)
+	if err != nil {
+		return nil, fmt.Errorf("--plan: %w", err)
+	}
+	f, err := out.Open(j.stores.ctx, name)
 	if err != nil {
 		return nil, fmt.Errorf("--plan: %w", err)
 	}
 	defer f.Close()
-	return units.Read(f, name)
+	return units.Read(f, j.plan)
 }
 
 // checkPlanned checks the inputs that are added to those of a plan, and chooses val among them.
@@ -219,7 +228,7 @@ func (p *plan) checkPlanned(before []units.Input) error {
 
 func plannedInputs(inputs []*input) (all []units.Input) {
 	for _, in := range inputs {
-		all = append(all, units.Input{Name: in.path, Format: string(in.format), Val: in.val, State: units.StateOf(in.info)})
+		all = append(all, units.Input{Name: in.path, Format: string(in.format), Val: in.val, State: in.state()})
 	}
 	return all
 }
@@ -230,6 +239,12 @@ const largeWhole = 4 << 30
 // divide implements [units.Divider]. By its name, a compressed file cannot be divided.
 func (o *options) divide(planned units.Input, unitBytes int64) ([]units.Part, error) {
 	in := &input{path: planned.Name, format: inputFormat(planned.Format)}
+	if object, ok := planned.Object(); ok {
+		var err error
+		if in.remote, err = o.job.stores.file(object); err != nil {
+			return nil, err
+		}
+	}
 	switch {
 	case isCompressedName(in.path):
 	case in.format == jsonlFormat:

@@ -88,7 +88,8 @@ To prepare on many machines, write a plan with --plan, run its tasks with --task
 and end with --finish. A plan divides the TEXTs into units, each of which becomes a
 shard such as train_000017.bin. Tasks need only the plan, the TEXTs and DIR. They
 may run in any order and number, be killed, and run again: what is done is skipped.
-Before --finish, a mount rejects DIR.`,
+Before --finish, a mount rejects DIR. The plan, the TEXTs and DIR may be in a store
+that speaks S3, such as s3://bucket/web.`,
 		Example: `  batchfs prepare input.txt --out data
   batchfs prepare input.txt --by gpt2 --out data
   batchfs prepare 'web/**/*.jsonl.zst' --val 0.0005 --shard-tokens 100000000 --out data
@@ -136,6 +137,7 @@ func (o *options) register(cmd *cobra.Command) {
 }
 
 func (o *options) run(cmd *cobra.Command, args []string) error {
+	o.job.stores.ctx = cmd.Context()
 	o.stdin, o.stdout, o.stderr = cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()
 	switch {
 	case o.job.plan == "":
@@ -204,10 +206,10 @@ func (o *options) makePlan(ctx context.Context, args []string) (*plan, error) {
 	case o.dir == "" && !o.dryRun:
 		return nil, errors.New("--out: give the directory to write to, such as --out data")
 	case isURL(o.dir):
-		return nil, fmt.Errorf("--out %s: give a local directory, because batchfs never writes to a store; upload the files when they are complete", o.dir)
+		return nil, fmt.Errorf("--out %s: give a local directory, because prepare writes to a store only with --plan; or upload the files when they are complete", o.dir)
 	}
 	o.printTokens(e)
-	inputs, leftOut, err := findInputs(args, o.include, o.settings.As, o.stdin)
+	inputs, leftOut, err := findInputs(args, o.include, o.settings.As, o.stdin, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -263,7 +263,7 @@ func TestPrepareForce(t *testing.T) {
 func TestPrepareChangedText(t *testing.T) {
 	writeFilesHere(t, map[string]string{"a": "abc"})
 	for _, now := range []string{"longer", "xyz"} {
-		inputs, _, err := findInputs([]string{"a"}, nil, "", nil)
+		inputs, _, err := findInputs([]string{"a"}, nil, "", nil, nil)
 		testfiles.NoError(t, err)
 		testfiles.Write(t, map[string]string{"a": now})
 		later := time.Now().Add(time.Second)

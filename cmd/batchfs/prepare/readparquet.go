@@ -23,14 +23,15 @@ func (r *reader) readParquet(s *stream, pos position) (err error) {
 	if s.in.part != nil && s.decompressor != nil {
 		return errCompressedPart
 	}
-	file := s.file
-	if file == nil || s.in.readableOnce() || s.decompressor != nil {
-		if file, err = r.spool(s); err != nil {
+	from, spooled := s, s.in.readableOnce() || s.decompressor != nil
+	if spooled {
+		from = &stream{in: s.in}
+		if from.file, err = r.spool(s); err != nil {
 			return err
 		}
-		defer file.Close()
+		defer from.file.Close()
 	}
-	f, err := openParquet(file)
+	file, f, err := from.openParquet()
 	if err != nil {
 		return err
 	}
@@ -40,7 +41,7 @@ func (r *reader) readParquet(s *stream, pos position) (err error) {
 		return err
 	}
 	p := &parquetReader{reader: r, schema: schema, in: s.in, pos: pos, rowBytes: float64(f.Size()) / float64(f.NumRows())}
-	if file != s.file {
+	if spooled {
 		p.rowBytes = 0 // spool has counted all bytes
 	}
 	r.countBytes(int(p.rowBytes * float64(pos.Offset)))
@@ -68,12 +69,20 @@ func (r *reader) readParquet(s *stream, pos position) (err error) {
 	return nil
 }
 
-func openParquet(file *os.File) (*parquetgo.File, error) {
-	info, err := file.Stat()
-	if err != nil {
-		return nil, err
+// openParquet opens the content of s as a parquet file.
+func (s *stream) openParquet() (file io.ReaderAt, f *parquetgo.File, err error) {
+	var size int64
+	if s.file != nil {
+		info, err := s.file.Stat()
+		if err != nil {
+			return nil, nil, err
+		}
+		file, size = s.file, info.Size()
+	} else {
+		file, size = &remoteReaderAt{file: s.in.remote}, s.in.remote.Size
 	}
-	return parquetgo.OpenFile(file, info.Size(), parquetgo.SkipPageIndex(true), parquetgo.SkipBloomFilters(true))
+	f, err = parquetgo.OpenFile(file, size, parquetgo.SkipPageIndex(true), parquetgo.SkipBloomFilters(true))
+	return file, f, err
 }
 
 // rowGroupSizes returns the size of each row group of a parquet file in bytes, as stored.
@@ -83,12 +92,14 @@ func (in *input) rowGroupSizes() (sizes []int64, err error) {
 			err = fmt.Errorf("is not a valid parquet file: %v", p)
 		}
 	}()
-	file, err := os.Open(in.path)
-	if err != nil {
-		return nil, err
+	s := &stream{in: in}
+	if in.remote == nil {
+		if s.file, err = os.Open(in.path); err != nil {
+			return nil, err
+		}
+		defer s.file.Close()
 	}
-	defer file.Close()
-	f, err := openParquet(file)
+	_, f, err := s.openParquet()
 	if err != nil {
 		return nil, err
 	}

@@ -1,8 +1,6 @@
 package prepare
 
 import (
-	"bufio"
-	"bytes"
 	"cmp"
 	"context"
 	"crypto/sha256"
@@ -11,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path"
 	"path/filepath"
 	"slices"
 	"time"
@@ -33,11 +30,15 @@ type job struct {
 
 // openJob reads the plan and opens its tokenizer.
 func (o *options) openJob() (*job, error) {
-	p, err := readPlan(o.job.plan)
+	p, err := o.job.readPlan()
 	if err != nil {
 		return nil, err
 	}
-	j := &job{o: o, plan: p, out: units.Folder(o.dir)}
+	out, err := o.job.stores.outputAt(o.dir)
+	if err != nil {
+		return nil, fmt.Errorf("--out: %w", err)
+	}
+	j := &job{o: o, plan: p, out: out}
 	if err := json.Unmarshal(p.Options, &j.settings); err != nil {
 		return nil, fmt.Errorf("--plan %s: %w", o.job.plan, err)
 	}
@@ -102,7 +103,7 @@ func (j *job) begin(ctx context.Context) (done []string, err error) {
 				return nil, fmt.Errorf("%s: already exists, and no task of a plan wrote it: choose another --out", j.out.Path(name))
 			}
 		}
-		if _, err := j.publishText(ctx, begunName, nil); err != nil {
+		if err := j.out.Write(ctx, begunName, nil); err != nil {
 			return nil, fmt.Errorf("--out: %w", err)
 		}
 	}
@@ -226,11 +227,14 @@ func (j *job) unitPlan(unit int) (*plan, error) {
 	for _, planned := range j.plan.InputsOf(unit) {
 		in := &input{path: planned.Name, format: inputFormat(planned.Format), asText: j.settings.As == textFormat, val: planned.Val}
 		var err error
-		if in.info, err = statInput(in.path); err != nil {
-			return nil, err
+		if object, ok := planned.Object(); ok { // each read checks its version
+			in.info = remoteInfo{object}
+			in.remote, err = j.o.job.stores.file(object)
+		} else if in.info, err = statInput(in.path); err == nil && (!in.info.Mode().IsRegular() || !in.state().Equal(planned.State)) {
+			err = fmt.Errorf("%s: has changed since it was planned: restore it, or make a new plan and write to another --out", in.path)
 		}
-		if !in.info.Mode().IsRegular() || !units.StateOf(in.info).Equal(planned.State) {
-			return nil, fmt.Errorf("%s: has changed since it was planned: restore it, or make a new plan and write to another --out", in.path)
+		if err != nil {
+			return nil, err
 		}
 		if u.End > 0 {
 			in.part = &part{begin: u.Begin, end: u.End, bytes: u.Bytes}
@@ -314,31 +318,9 @@ func (j *job) publishUnit(ctx context.Context, s *units.Sidecar, dir string, beg
 	s.Seconds, s.Finished = time.Since(began).Seconds(), time.Now().UTC()
 	text, err := json.Marshal(s)
 	if err == nil {
-		_, err = j.publishText(ctx, name, text)
+		err = j.out.Write(ctx, name, text)
 	}
 	return err
-}
-
-// publishText publishes a small file.
-func (j *job) publishText(ctx context.Context, name string, text []byte) (state units.State, err error) {
-	dir, err := j.out.Scratch("text")
-	if err != nil {
-		return state, err
-	}
-	defer os.RemoveAll(dir)
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		return state, err
-	}
-	defer root.Close()
-	base := path.Base(name)
-	if err := create(root, base, func(w *bufio.Writer) error { _, err := io.Copy(w, bytes.NewReader(text)); return err }); err != nil {
-		return state, err
-	}
-	if state, err = j.out.Publish(ctx, filepath.Join(dir, base), name); err != nil {
-		return state, err
-	}
-	return state, j.out.Sync(ctx)
 }
 
 var errInterrupted = errors.New("interrupted")

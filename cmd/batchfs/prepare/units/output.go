@@ -11,7 +11,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 )
@@ -32,10 +31,12 @@ type Output interface {
 	Scratch(name string) (dir string, err error)
 	// Publish moves a file, which has been synced, to the output.
 	Publish(ctx context.Context, from, name string) (State, error)
+	// Write writes a small file, which remains after a power failure.
+	Write(ctx context.Context, name string, text []byte) error
 	// Sync returns when what has been published remains after a power failure.
 	Sync(ctx context.Context) error
-	// Clean removes what tasks that were killed have left.
-	Clean(ctx context.Context) error
+	// Clean removes what tasks that were killed have left, among it uploads of our files.
+	Clean(ctx context.Context, ours func(name string) bool) error
 	// Path returns the path or URL of a file, for messages.
 	Path(name string) string
 }
@@ -104,6 +105,22 @@ func (f Folder) Publish(ctx context.Context, from, name string) (State, error) {
 	return f.Stat(ctx, name)
 }
 
+// Write implements [Output].
+func (f Folder) Write(ctx context.Context, name string, text []byte) error {
+	to := f.Path(name)
+	temporary, err := os.CreateTemp(filepath.Dir(to), "."+filepath.Base(to)+".*")
+	if err != nil {
+		return err
+	}
+	_, err = temporary.Write(text)
+	if err = cmp.Or(err, temporary.Chmod(0o644), temporary.Sync(), temporary.Close(), os.Rename(temporary.Name(), to)); err != nil {
+		temporary.Close()
+		os.Remove(temporary.Name())
+		return err
+	}
+	return syncDir(filepath.Dir(to))
+}
+
 // Sync implements [Output].
 func (f Folder) Sync(context.Context) error { return cmp.Or(syncDir(f.Path("")), syncDir(f.Path(Dir))) }
 
@@ -117,12 +134,14 @@ func syncDir(path string) error {
 }
 
 // Clean implements [Output].
-func (f Folder) Clean(context.Context) error {
-	entries, err := os.ReadDir(f.Path(Dir))
-	for _, e := range entries {
-		if e.IsDir() && strings.HasPrefix(e.Name(), scratchPrefix) {
-			err = cmp.Or(err, os.RemoveAll(f.Path(path.Join(Dir, e.Name()))))
-		}
+func (f Folder) Clean(context.Context, func(name string) bool) error {
+	left, err := filepath.Glob(f.Path(Dir) + "/" + scratchPrefix + "*")
+	for _, pattern := range []string{f.Path(Dir) + "/.*.*", f.Path(".vocab.json.*")} { // of Write
+		more, globErr := filepath.Glob(pattern)
+		left, err = append(left, more...), cmp.Or(err, globErr)
+	}
+	for _, path := range left {
+		err = cmp.Or(err, os.RemoveAll(path))
 	}
 	return err
 }

@@ -18,6 +18,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"batchfs/cache/store"
 )
 
 // A Plan is the content of a plan file. Tasks only read it.
@@ -48,6 +50,13 @@ type Input struct {
 	// End is where the last part of a divided input ends, in bytes or row groups, or 0.
 	End int64 `json:"end,omitempty"`
 	State
+}
+
+// Object returns the object that the input is, if it is one.
+func (in *Input) Object() (o store.Object, ok bool) {
+	o, ok = store.Parse(in.Name)
+	o.ETag, o.Size = in.ETag, in.Size
+	return o, ok
 }
 
 // State is what tells versions of a file or an object apart. Files have a modification time, and
