@@ -72,7 +72,7 @@ func TestREADME(t *testing.T) {
 			for _, b := range block.FindAllStringSubmatch(e2e.ReadPage(t, page), -1) {
 				language, code := b[1], strings.ReplaceAll(b[2], "/mnt/batches", mountpoint)
 				// Fewer processes, on processors instead of GPUs.
-				code = strings.ReplaceAll(code, "--nproc-per-node 8", "--nproc-per-node 2")
+				code = manyProcesses.ReplaceAllString(code, "--nproc-per-node 2 examples/")
 				var cmd *exec.Cmd
 				switch {
 				case strings.HasPrefix(code, "make "):
@@ -122,6 +122,9 @@ func runBlock(t *testing.T, client *e2e.Client, code string) string {
 	}
 	return ended.Output
 }
+
+// manyProcesses matches how many processes train together.
+var manyProcesses = regexp.MustCompile(`--nproc-per-node [48] examples/`)
 
 // trainsOnCPU matches blocks that train, and those that read what such blocks wrote.
 var trainsOnCPU = regexp.MustCompile(`torchrun |torch\.load\("checkpoint`)
