@@ -7,6 +7,7 @@ import (
 	"sort"
 	"sync/atomic"
 
+	"batchfs/cache/array"
 	"batchfs/cache/blob"
 	"batchfs/cache/format"
 	"batchfs/cache/localfile"
@@ -303,6 +304,12 @@ func (d *Documents) NumberAt(pos int64) (int64, error) {
 	}
 	d.recent[document%int64(len(d.recent))].Store(&recentEnds{document, ends})
 	return document, nil
+}
+
+// Locate returns the file of a document, and the number of the document in that file.
+func (d *Documents) Locate(number int64) array.Location {
+	i := sort.Search(len(d.first), func(i int) bool { return d.first[i] > number }) - 1
+	return array.Location{Path: d.array.shards[i].blob.Path(), Index: number - d.first[i]}
 }
 
 // Ends sets ends to the positions after the last elements of documents first, first+1, ..., which

@@ -25,7 +25,7 @@ WRITER_STATE, FINISH_STATE = ".writer.json", ".finish.json"
 _KEYS = {WRITER_STATE: {"settings", "arrays", "splits", "moves"}, FINISH_STATE: {"writer", "moves"}}
 _LOCK_LIMIT = 2.0  # seconds: a writer of a shard that ends locks out the others for a moment
 SHARD = re.compile(r"shard_(\d+)_of_(\d+)")
-_TOKEN_FILE = re.compile(r"vocab\.json|(.*[-_.])?(train|val)([-_.\d].*)?\.(bin|npy|ds|idx|index|metadata)")
+_TOKEN_FILE = re.compile(r"vocab\.json|(.*[-_.])?(train|val)([-_.\d].*)?\.(bin|npy|ds|idx|index|ids|metadata)")
 # Files of writers, and of a prepare that was killed before its first checkpoint.
 _CREATED_FILE = re.compile(
     rf"{SHARD.pattern}|{_TOKEN_FILE.pattern}|\.(writer|finish)\.json(\.new)?|\.state\.json\.new|\.parquet-\d+|\.(train|val)(_\d+)?\.bin\.ends"

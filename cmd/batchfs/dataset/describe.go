@@ -277,7 +277,7 @@ func (d *Dataset) SizeSummary() string {
 // Describe writes the origin of each row of batch k for people. It adds up to chars characters of
 // each segment's text if named is not nil or there is a vocabulary next to the token file.
 func (d *Dataset) Describe(out io.Writer, k uint64, chars int, named *vocabulary.Vocabulary) error {
-	vocabularies := map[string]*vocabulary.Vocabulary{}
+	vocabularies, ids := map[string]*vocabulary.Vocabulary{}, d.DocumentIDs()
 	printable.Fprintf(out, "batch %d of %s\nfingerprint %s\n", k, d.sequencePath(), d.fingerprint)
 	for j := range d.Sequence.BatchSize {
 		row, err := d.origin(k, j)
@@ -300,7 +300,7 @@ func (d *Dataset) Describe(out io.Writer, k uint64, chars int, named *vocabulary
 			if several {
 				fmt.Fprintf(out, "  from index %d on, ", segment.At)
 			}
-			if err := d.describeSegment(out, row.source, segment, chars, named, vocabularies); err != nil {
+			if err := d.describeSegment(out, row.source, segment, ids, chars, named, vocabularies); err != nil {
 				return err
 			}
 		}
@@ -308,11 +308,11 @@ func (d *Dataset) Describe(out io.Writer, k uint64, chars int, named *vocabulary
 	return nil
 }
 
-// describeSegment writes where a segment is from and the beginning of its text. It uses
+// describeSegment writes where a segment is from, its id and the beginning of its text. It uses
 // vocabulary v or, if that is nil, the one next to the token file; vocabularies caches these by
 // directory.
 func (d *Dataset) describeSegment(
-	out io.Writer, source int, segment sampler.Segment, chars int, v *vocabulary.Vocabulary,
+	out io.Writer, source int, segment sampler.Segment, ids *DocumentIDs, chars int, v *vocabulary.Vocabulary,
 	vocabularies map[string]*vocabulary.Vocabulary,
 ) (err error) {
 	if segment.Inserted {
@@ -326,6 +326,13 @@ func (d *Dataset) describeSegment(
 	printable.Fprintf(out, "%s from token %d on", at.Path, at.Index)
 	if segment.Document >= 0 {
 		fmt.Fprintf(out, ", document %d", segment.Document)
+	}
+	id, err := ids.Of(source, segment.Document)
+	if err != nil {
+		return err
+	}
+	if id != "" {
+		printable.Fprintf(out, ", id %s", id)
 	}
 	fmt.Fprintln(out)
 	if d.Sequence.Layout == sampler.Rows {

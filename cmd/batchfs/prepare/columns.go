@@ -67,25 +67,22 @@ func (c *column) leaves() (all []*column) {
 	return all
 }
 
-// rowsAreTexts reports whether a single field leads to the text of each row. Otherwise, rows become
+// rowsAreTexts reports whether nothing but a text is read from each row. Otherwise, rows become
 // lines of JSON.
-func (e *encoding) rowsAreTexts() bool { return !e.ids && !e.masked && !e.fields[0].inList() }
+func (e *encoding) rowsAreTexts() bool { return e.hasOneText() && e.id == nil }
+
+// hasOneText reports whether a single field leads to the text of each line or row.
+func (e *encoding) hasOneText() bool { return !e.ids && !e.masked && !e.fields[0].inList() }
 
 // selectColumns removes the columns of a schema that the fields do not need: all but those with
 // their texts, or with the first list on the way to these.
 func (e *encoding) selectColumns(schema *column) error {
 	for _, f := range e.fields {
-		path := keysOf(schema, f.names(0), (*column).member)
-		if path == nil {
-			return fmt.Errorf("has no column %s, only %s: choose one with %s", f, strings.Join(schema.paths(""), ", "), f.options)
-		}
-		c, parent := schema, schema
-		for _, name := range path {
-			parent = c
-			c, _ = c.member(name)
-		}
+		c, parent, err := schema.find(f)
 		switch {
-		case e.rowsAreTexts() && !c.isText:
+		case err != nil:
+			return err
+		case e.hasOneText() && !c.isText:
 			return fmt.Errorf("column %s does not have one text for each row: choose another one with --field", f)
 		case e.ids && (c.element == nil || !c.element.isInteger):
 			return fmt.Errorf("column %s does not have a list of integers for each row: choose another one with --ids", f)
@@ -97,6 +94,31 @@ func (e *encoding) selectColumns(schema *column) error {
 			}
 		}
 	}
+	if e.id != nil {
+		c, _, err := schema.find(*e.id)
+		if err != nil {
+			return err
+		}
+		if c.members != nil || c.element != nil {
+			return fmt.Errorf("column %s does not have a single value for each row: choose another one with --id", e.id)
+		}
+		c.needed = true
+	}
 	schema.prune()
 	return nil
+}
+
+// find returns the column below c to which a field leads, or the first list on the way to it, and
+// the column that contains it.
+func (c *column) find(f field) (found, parent *column, err error) {
+	path := keysOf(c, f.names(0), (*column).member)
+	if path == nil {
+		return nil, nil, fmt.Errorf("has no column %s, only %s: choose one with %s", f, strings.Join(c.paths(""), ", "), f.options)
+	}
+	found, parent = c, c
+	for _, name := range path {
+		parent = found
+		found, _ = found.member(name)
+	}
+	return found, parent, nil
 }

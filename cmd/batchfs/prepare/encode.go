@@ -49,7 +49,15 @@ func (w *encodeWorker) endDocument(out *encodedTokens, mask byte) {
 	if w.encoding.eot >= 0 && !w.encoding.eotBegins {
 		w.appendTokens(out, []uint32{uint32(w.encoding.eot)}, mask)
 	}
+	w.appendEnd(out)
+}
+
+// appendEnd ends a document after the last token.
+func (w *encodeWorker) appendEnd(out *encodedTokens) {
 	out.ends = append(out.ends, int64(len(out.tokens)/w.encoding.width))
+	if w.encoding.id != nil {
+		out.ids = append(append(out.ids, w.id...), '\n')
+	}
 }
 
 // appendText encodes a text, or the rest of one if begins is false. It cuts a long text where cuts

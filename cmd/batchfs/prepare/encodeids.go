@@ -77,7 +77,7 @@ func (w *encodeWorker) encodeIDs(ch *chunk, in *input, line jsontext.Value, unit
 	if w.encoding.masked {
 		out.mask = append(out.mask, mask...)
 	}
-	out.ends = append(out.ends, int64(len(out.tokens)/w.encoding.width))
+	w.appendEnd(out)
 	for i, id := range ids {
 		if int64(id) == w.encoding.eot {
 			out.eotInside++

@@ -43,7 +43,13 @@ func (w *encodeWorker) encodeLine(ch *chunk, in *input, line jsontext.Value, uni
 	if w.encoding.ids {
 		encode = w.encodeIDs
 	}
-	err := encode(ch, in, line, unit, number)
+	var err error
+	if w.encoding.id != nil {
+		w.id, err = w.encoding.documentID(line)
+	}
+	if err == nil {
+		err = encode(ch, in, line, unit, number)
+	}
 	if unusable, ok := errors.AsType[unusableError](err); ok {
 		if w.visit != nil {
 			return err

@@ -46,7 +46,7 @@ func changeTime(info os.FileInfo) time.Time {
 // tokenFilePattern matches the files that prepare writes for a split. The first group is the name
 // of the shard without suffix.
 var tokenFilePattern = regexp.MustCompile(
-	`^((?:train|val)(?:_\d+)?)(?:\.mask\.bin|\.bin|\.idx|\.npy|\.ds|\.(?:bin|npy|ds)\.index|\.ds\.metadata)$`)
+	`^((?:train|val)(?:_\d+)?)(?:\.mask\.bin|\.bin|\.idx|\.npy|\.ds|\.(?:bin|npy|ds)\.(?:index|ids)|\.ds\.metadata)$`)
 
 // staleFiles returns the token files of an earlier run in DIR. It returns an error if DIR has a
 // file that must not be replaced.

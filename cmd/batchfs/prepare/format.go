@@ -39,6 +39,9 @@ func (f outputFormat) files(s vocabulary.Shard) []string {
 	for _, a := range s.Arrays {
 		names = append(names, a.File)
 	}
+	if s.IDs != "" {
+		names = append(names, s.IDs)
+	}
 	return names
 }
 

@@ -61,6 +61,7 @@ type encodedTokens struct {
 	tokens []byte  // little-endian
 	mask   []byte  // one byte per token, if masked
 	ends   []int64 // ends of documents, in tokens
+	ids    []byte  // with --id, a line for each of these documents
 
 	eotInside          int64 // end-of-text tokens in the texts, or all of them with --ids
 	eotBegins, eotEnds int64 // documents that begin or end with one, with --ids
@@ -73,7 +74,7 @@ var chunks = sync.Pool{New: func() any { return new(chunk) }}
 func (c *chunk) recycle() {
 	*c = chunk{pieces: c.pieces[:0], text: c.text[:0], encoded: c.encoded}
 	for i, e := range c.encoded {
-		c.encoded[i] = encodedTokens{tokens: e.tokens[:0], mask: e.mask[:0], ends: e.ends[:0]}
+		c.encoded[i] = encodedTokens{tokens: e.tokens[:0], mask: e.mask[:0], ends: e.ends[:0], ids: e.ids[:0]}
 	}
 	chunks.Put(c)
 }
@@ -185,6 +186,7 @@ type encodeWorker struct {
 	notes     *notes // counts in the current chunk or line
 	lineNotes notes  // counts of fieldTexts, whose memory is reused
 	joinNames bool   // whether names of fields that are separated by dots may be one key
+	id        []byte // of the document in the current line, as JSON
 	// visit, if it is not nil, receives the texts of each document, which is then not encoded.
 	visit func(texts []maskedText, unit string, number int64) error
 }

@@ -43,6 +43,7 @@ type settings struct {
 	ShardTokens int64       `json:"shard_tokens"`
 	IDs         string      `json:"ids,omitempty"`
 	VocabSize   int64       `json:"vocab_size,omitempty"`
+	ID          string      `json:"id,omitempty"`
 }
 
 // An encoding says how documents become tokens.
@@ -50,8 +51,9 @@ type encoding struct {
 	tokenizer      tokenizer
 	width          int // bytes per token
 	fields         []field
-	hasDots        bool // whether a field has several names in a row
-	ids            bool // whether the first field leads to lists of ids instead of texts
+	hasDots        bool   // whether a field has several names in a row
+	ids            bool   // whether the first field leads to lists of ids instead of texts
+	id             *field // leads to the id of a document; nil without --id
 	masked         bool
 	first          string       // with ids, the first row, which decides whether rows have labels
 	eot            int64        // end-of-text token, or -1
@@ -99,6 +101,8 @@ func (s *settings) complete() error {
 		return fmt.Errorf("--format: must be headerless, llm.c, megatron, datatrove or npy (got %q)", s.Format)
 	case s.ShardTokens < 0:
 		return fmt.Errorf("--shard-tokens: must be 0 or more (got %d)", s.ShardTokens)
+	case s.ID != "" && newField(s.ID, 0).inList():
+		return fmt.Errorf("--id: must lead to one value in each line or row, and not through a list (got %q)", s.ID)
 	}
 	if err := s.completeIDs(); err != nil {
 		return err
@@ -127,6 +131,10 @@ func newEncoding(s *settings, content []byte) (e encoding, err error) {
 	}
 	if e.masked {
 		e.fields, err = maskFields(s.Mask)
+	}
+	if s.ID != "" {
+		e.id = new(newField(s.ID, 0))
+		e.id.options = "--id"
 	}
 	e.hasDots = slices.ContainsFunc(e.fields, field.hasDots)
 	return e.withTokenizer(t, s.EOT), err
@@ -170,13 +178,20 @@ func (p *plan) checkInputs() error {
 			return fmt.Errorf("%s: is not a regular file, and --ids reads its beginning twice: save it to a file, or redirect it to standard input", in.path)
 		case in.format == textFormat && p.encoding.masked && (p.settings.As != "" || kind == nil):
 			// The other files are left out, because they are binary.
-			return fmt.Errorf("%s: is read as text, which has no fields for --mask: leave it out (in a directory, with --include '*.jsonl'), "+
-				"or use --as jsonl if its lines are JSON", in.path)
+			return p.noFields(in, "--mask")
+		case in.format == textFormat && p.encoding.id != nil && (p.settings.As != "" || kind == nil):
+			return p.noFields(in, "--id")
 		case in.format == textFormat && in.readableOnce() && p.encoding.skipInvalid:
 			return fmt.Errorf("%s: is not a regular file, and --invalid skip reads a text twice: save it to a file first", in.path)
 		}
 	}
 	return nil
+}
+
+// noFields returns the error for a text if an option needs fields.
+func (p *plan) noFields(in *input, option string) error {
+	return fmt.Errorf("%s: is read as text, which has no fields for %s: leave it out (in a directory, with --include '*.jsonl'), "+
+		"or use --as jsonl if its lines are JSON", in.path, option)
 }
 
 // chooseValFiles puts the inputs that match a pattern, unless it is empty, into val.

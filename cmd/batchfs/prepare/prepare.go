@@ -76,7 +76,8 @@ ids, so adding files moves no document between train and val. A single text file
 divided instead: val is its end. With --val-files, val has all documents of the
 files whose paths match the GLOB, or whose names match if it has no slash.
 
-FILE.index, next to each token file, records where its documents end.
+FILE.index, next to each token file, records where its documents end. With --id,
+FILE.ids has a line of JSON for each document, in the same order.
 
 A line, a row, or a stretch of text in which no word ends may have up to 64 MiB.
 
@@ -121,6 +122,8 @@ func (o *options) register(cmd *cobra.Command) {
 	f.Int64Var(&o.settings.VocabSize, "vocab-size", 0, "with --ids, all ids are below this `NUMBER`; or give their tokenizer with --by")
 	f.StringVar(&o.settings.Mask, "mask", "", "take these fields of each line, `FIELD:MASK,...`, such as prompt:0,completion:1 or messages[role=assistant].content:1, and write the mask "+
 		"of each token, one byte, to NAME.mask.bin")
+	f.StringVar(&o.settings.ID, "id", "", "write the value of this `FIELD` of each line, or column, to FILE.ids next to each token FILE, such as url; "+
+		"each shard then ends with a document")
 	f.BoolVar(&o.settings.Special, "special", false, "encode names of special tokens in texts as those tokens, for example in rendered chats")
 	f.StringVar(&o.settings.Invalid, "invalid", "error", "what to do about text that is not UTF-8: `error|replace|skip`; skip leaves out the file, line or row, and lines of JSON without the text or ids")
 	f.StringVar(&o.settings.EOT, "eot", "end", "where to put the end-of-text token of each document: `end|begin|none`")

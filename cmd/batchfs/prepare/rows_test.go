@@ -181,7 +181,7 @@ func TestPrepareBrokenArrow(t *testing.T) {
 }
 
 var rowFieldArgs = []string{
-	"--field prompt", "--field a.b", "--field messages.*.content", "--field messages[role=user].content", "--field meta.tags.*", "--field meta.plain.*",
+	"--field prompt", "--field a.b", "--field prompt --id a.b", "--field messages.*.content --id a.b", "--field messages.*.content", "--field messages[role=user].content", "--field meta.tags.*", "--field meta.plain.*",
 	"--field messages[turn=1].content", "--field messages[last=true].parts", "--field messages.*.parts.*.text",
 	"--mask prompt:0,a.b:1", "--mask prompt:0,messages[role=assistant].content:1,messages[role=user].content:0", "--mask messages[role=assistant].parts:1,meta.tags.*:0",
 }

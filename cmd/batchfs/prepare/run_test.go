@@ -209,11 +209,12 @@ func TestPrepareGoesOn(t *testing.T) {
 	documents := someDocuments(1000, 300)
 	writeFilesHere(t, map[string]string{
 		"a.jsonl.zst": zstandard(lines(documents[:350])), "b.parquet": parquetOf(t, documents[350:700]), "c": strings.Join(documents, "\n"), "d/a": "x", "d/b": "", "e.jsonl": lines(documents[700:]), "chats.jsonl": chats(documents),
+		"ids.jsonl": linesWithIDs(documents),
 	})
 	for _, args := range []string{
 		"a.jsonl.zst b.parquet c d e.jsonl --shard-tokens 20000 --by pairs", "a.jsonl.zst b.parquet e.jsonl --shard-tokens 20000 --by char --format megatron --val-files b.parquet",
 		"chats.jsonl --shard-tokens 30000 --by large --format llm.c --mask m[role=user].text:1 --eot begin", "c --shard-tokens 30000 --by pairs --format npy",
-		"e.jsonl --shard-tokens 20000 --by special",
+		"e.jsonl --shard-tokens 20000 --by special", "ids.jsonl --shard-tokens 20000 --by pairs --id meta.id",
 	} {
 		os.RemoveAll("want")
 		os.RemoveAll("out")

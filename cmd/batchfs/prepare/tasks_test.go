@@ -136,7 +136,7 @@ func TestTasksMakeTheSameFiles(t *testing.T) {
 	useSmallChunks(t, 4<<10, 1<<20)
 	for _, args := range []string{
 		"--by pairs --val 0.2", "--by pairs --format megatron --val-files d.jsonl", "--by large --format llm.c --eot begin --val 0",
-		"--by pairs --format npy --val 0.2", "--by pairs --format datatrove --val 0.2", "--by pairs --mask text:0,meta.body:1 --val 0.2",
+		"--by pairs --format npy --val 0.2", "--by pairs --format datatrove --val 0.2", "--by pairs --mask text:0,meta.body:1 --val 0.2", "--by pairs --id id --val 0.2",
 	} {
 		t.Run(args, func(t *testing.T) {
 			writeTaskInputs(t)
@@ -167,7 +167,7 @@ func TestTasksMakeTheSameFiles(t *testing.T) {
 			if !strings.Contains(args, "--format") {
 				prepared(t, "in --out whole "+args)
 				for _, split := range []string{"train", "val"} {
-					for _, suffix := range []string{".bin", ".mask.bin"} {
+					for _, suffix := range []string{".bin", ".mask.bin", ".bin.ids"} {
 						all := ""
 						shards, err := filepath.Glob("out1/" + split + "_[0-9]*[0-9]" + suffix)
 						testfiles.NoError(t, err)

@@ -41,7 +41,8 @@ func newWriter(p *plan, work *workDir, state *checkpoint, progress *progress) *w
 		progress: progress, began: began, nextSave: began.Add(time.Second)}
 	out := &outputOptions{dir: work.dir, format: outputFormats[p.settings.Format], width: p.encoding.width,
 		maxTokens: p.settings.ShardTokens, masked: p.encoding.masked, tokenizer: p.encoding.tokenizer.Name()}
-	out.wholeDocuments = p.encoding.eotBegins || p.encoding.ids || out.format.finish != nil
+	out.hasIDs = p.encoding.id != nil
+	out.wholeDocuments = p.encoding.eotBegins || p.encoding.ids || out.hasIDs || out.format.finish != nil
 	for i, name := range splits {
 		w.shards[i] = &splitWriter{options: out, name: name, state: state.Splits[i]}
 	}
@@ -145,6 +146,7 @@ type outputOptions struct {
 	masked    bool
 	tokenizer string
 
+	hasIDs         bool // whether documents have ids
 	wholeDocuments bool // whether each shard ends with a document
 }
 
@@ -154,7 +156,7 @@ type splitWriter struct {
 	options *outputOptions
 	name    string
 	state   splitState
-	files   [3]*os.File // tokens, ends of documents and mask of the current shard; nil if absent
+	files   [4]*os.File // tokens, ends of documents, mask and ids of the shard; nil if absent
 }
 
 type splitState struct {
@@ -163,6 +165,8 @@ type splitState struct {
 	Documents int64              `json:"documents"`  // documents that end in the current shard
 	MaskOnes  int64              `json:"mask_ones"`  // tokens with mask 1 in the current shard
 	EOTInside int64              `json:"eot_inside"` // end-of-text tokens inside documents, in all
+	// IDBytes is the size of the file with the ids of the current shard's documents.
+	IDBytes int64 `json:"id_bytes,omitempty"`
 	// With --ids, EOTInside counts all of them, because only at the end is it known whether each
 	// document begins or ends with one.
 	EOTBegins int64 `json:"eot_begins,omitempty"` // documents that begin with one
@@ -196,12 +200,15 @@ func (s *splitWriter) openShard() error {
 	if s.files[0] != nil {
 		return nil
 	}
-	names := [3]string{s.shardName()}
+	names := [4]string{s.shardName()}
 	names[1] = s.options.format.endsFile(names[0])
 	if s.options.masked {
 		names[2] = maskPath(names[0])
 	}
-	sizes := [3]int64{int64(len(s.shardHeader())) + s.state.Tokens*int64(s.options.width), 8 * s.state.Documents, s.state.Tokens}
+	if s.options.hasIDs {
+		names[3] = names[0] + idsSuffix
+	}
+	sizes := [4]int64{int64(len(s.shardHeader())) + s.state.Tokens*int64(s.options.width), 8 * s.state.Documents, s.state.Tokens, s.state.IDBytes}
 	for i, name := range names {
 		if name == "" {
 			continue
@@ -264,6 +271,7 @@ func (s *splitWriter) write(e encodedTokens) (completed bool, err error) {
 		if s.options.masked {
 			e.mask = e.mask[n:]
 		}
+		e.ids = e.ids[lenOfLines(e.ids, documents):]
 		e.ends = slices.Clone(e.ends[documents:])
 		for i := range e.ends {
 			e.ends[i] -= n
@@ -288,7 +296,7 @@ func (s *splitWriter) appendToShard(e encodedTokens, n int64, documents int) err
 	for _, end := range e.ends[:documents] {
 		ends = binary.LittleEndian.AppendUint64(ends, uint64(s.state.Tokens+end))
 	}
-	parts := [...][]byte{e.tokens[:n*int64(s.options.width)], ends, nil}
+	parts := [...][]byte{e.tokens[:n*int64(s.options.width)], ends, nil, e.ids[:lenOfLines(e.ids, documents)]}
 	if s.options.masked {
 		parts[2] = e.mask[:n]
 	}
@@ -303,7 +311,17 @@ func (s *splitWriter) appendToShard(e encodedTokens, n int64, documents int) err
 	s.state.Tokens += n
 	s.state.Documents += int64(documents)
 	s.state.MaskOnes += int64(bytes.Count(parts[2], []byte{1}))
+	s.state.IDBytes += int64(len(parts[3]))
 	return nil
+}
+
+// lenOfLines returns the length in bytes of the first n lines of a text, or of the whole text if it
+// has fewer.
+func lenOfLines(text []byte, n int) (length int) {
+	for range n {
+		length += bytes.IndexByte(text[length:], '\n') + 1
+	}
+	return length
 }
 
 func (s *splitWriter) sync() error {
@@ -346,6 +364,9 @@ func (s *splitWriter) completeShard() error {
 	if s.options.masked {
 		done.MaskOnes = s.state.MaskOnes
 		done.Arrays = []vocabulary.ArrayFile{{Name: "mask", File: maskPath(name), DType: "uint8"}}
+	}
+	if s.options.hasIDs {
+		done.IDs = name + idsSuffix
 	}
 	s.state = splitState{Shards: append(s.state.Shards, done), EOTInside: s.state.EOTInside,
 		EOTBegins: s.state.EOTBegins, EOTEnds: s.state.EOTEnds}

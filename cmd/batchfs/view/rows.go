@@ -35,6 +35,7 @@ type segment struct {
 	Inserted bool             `json:"inserted"` // whether bos replaces the first token
 	File     jsonbytes.String `json:"file"`
 	Start    int64            `json:"start"` // index in the file
+	ID       string           `json:"id"`    // of the document; empty if it has none
 }
 
 // rows returns up to q["n"] rows of batch q["k"], beginning with row q["from"], and up to q["len"]
@@ -61,7 +62,11 @@ func (s *sequence) row(k uint64, j, at, n int) (r row, err error) {
 	r.Source = source
 	for _, p := range parts {
 		l := s.data.Arrays()[source][0].Locate(p.Start)
-		r.Segments = append(r.Segments, segment{At: p.At, Len: p.Len, Document: p.Document, Inserted: p.Inserted, File: jsonbytes.String(l.Path), Start: l.Index})
+		id, err := s.ids.Of(source, p.Document)
+		if err != nil {
+			return r, err
+		}
+		r.Segments = append(r.Segments, segment{At: p.At, Len: p.Len, Document: p.Document, Inserted: p.Inserted, File: jsonbytes.String(l.Path), Start: l.Index, ID: id})
 	}
 	if documents := s.data.Arrays()[source][0].Documents(); documents != nil && q.Rows == sampler.Windows {
 		if r.Begins, err = begins(documents, parts[0].Start, at, min(n, parts[0].Len-at)); err != nil {

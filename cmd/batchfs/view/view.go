@@ -42,6 +42,7 @@ type View struct {
 type sequence struct {
 	name     string // from the command line
 	data     *dataset.Dataset
+	ids      *dataset.DocumentIDs
 	decoders []decoder // one for each source; nil if unknown
 	eot      *uint32   // last token of each document; nil if unknown
 }
@@ -78,7 +79,7 @@ func NamedVocabulary(by string, stderr io.Writer) (*vocabulary.Vocabulary, error
 // Add adds a sequence under a name. If New got no vocabulary, tokens are decoded with the
 // vocab.json next to the token files, if there is one.
 func (v *View) Add(name string, d *dataset.Dataset) error {
-	s := sequence{name: name, data: d, decoders: make([]decoder, len(d.Arrays()))}
+	s := sequence{name: name, data: d, ids: d.DocumentIDs(), decoders: make([]decoder, len(d.Arrays()))}
 	for i, arrays := range d.Arrays() {
 		switch vocab, _, err := vocabulary.ForFiles(arrays[0].Files()); {
 		case d.Sequence.Layout == sampler.Rows: // numbers have no text

@@ -83,6 +83,22 @@ func TestWhoMayAsk(t *testing.T) {
 	}
 }
 
+// The segments of a row have the ids that vocab.json leads to.
+func TestIDsOfDocuments(t *testing.T) {
+	t.Chdir(t.TempDir())
+	testfiles.Positions(t, map[string]int{"a.bin": 20})
+	index := binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, 9), 20)
+	testfiles.Write(t, map[string]string{"a.bin.index": string(index), "a.bin.ids": "\"<b>\"\n7\n",
+		"vocab.json":  `{"kind": "ids", "vocab_size": 20, "splits": {"train": {"shards": [{"name": "a.bin", "ids": "a.bin.ids"}]}}}`,
+		"config.toml": "[splits.train]\ntokens = 'a.bin'\ntoken_dtype = 'uint32'\nbatch_size = 1\nblock_size = 20\nrows = 'packed'\n"})
+	v, _ := open(t, config.Flags{})
+	var rows []row
+	decode(t, v, "rows?k=0&n=1&len=9", &rows)
+	if got := rows[0].Segments; len(got) != 2 || got[0].ID != "<b>" || got[1].ID != "7" {
+		t.Errorf("segments %+v", got)
+	}
+}
+
 // For every kind of split, rows that are requested in parts of any size make up the whole batch.
 func TestRows(t *testing.T) {
 	testfiles.WriteManySplits(t)

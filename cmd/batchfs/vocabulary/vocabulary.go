@@ -83,6 +83,7 @@ type Shard struct {
 
 	Arrays   []ArrayFile `json:"arrays,omitempty"`
 	MaskOnes int64       `json:"mask_ones,omitempty"` // tokens whose mask is 1
+	IDs      string      `json:"ids,omitempty"`       // file with the ids of documents, or empty
 }
 
 // An ArrayFile is a headerless file with one element, of the given shape, for each token of a

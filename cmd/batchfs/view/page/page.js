@@ -260,7 +260,7 @@ function showToken(panel, j, i) {
     all.push(part("token", String(r.ids[n])), part("at", i < q.block_size || name !== "x" ? `${name}[${j}, ${i}]` : `y[${j}, ${i - 1}]`))
     if (y !== undefined) all.push(part(panel.masked(r, i + 1) ? "target, masked" : "target", y < 0 ? "none" : make("span", "", `${y} `, spell(make("span", "soft"), r.text?.[n + 1]?.slice(0, 40) ?? ""))))
     if (i >= r.end) all.push(part("", "padding"))
-    else all.push(s.inserted && i === s.at ? part("", "inserted bos") : part("position", count(s.start + i - s.at)), ...s.document >= 0 ? [part("document", count(s.document))] : [], part("file", s.file, "wide"))
+    else all.push(s.inserted && i === s.at ? part("", "inserted bos") : part("position", count(s.start + i - s.at)), ...s.document >= 0 ? [part("document", count(s.document))] : [], ...s.id ? [part("id", s.id, "wide")] : [], part("file", s.file, "wide"))
   } else all.push(part("number", `${i} of ${name}[${j}]`), part("row", `${count(s.start)} of ${s.file}`, "wide"))
   for (const a of q.arrays.filter(a => a.shape.length < 3 && !["x", "y", "tokens", "rows", "cu_seqlens", "document_numbers"].includes(a.name))) {
     const value = r.arrays[a.name][a.shape.length > 1 ? n : 0]

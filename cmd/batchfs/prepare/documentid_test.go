@@ -1,0 +1,138 @@
+package prepare
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// linesWithIDs returns JSON lines of documents. The id of document i is a text for even i, and
+// otherwise a number.
+func linesWithIDs(documents []string) string {
+	var b strings.Builder
+	for i, d := range documents {
+		text, _ := json.Marshal(d)
+		fmt.Fprintf(&b, "{\"text\": %s, \"meta\": {\"id\": %s, \"n\": [1]}}\n", text, idOf(i))
+	}
+	return b.String()
+}
+
+func idOf(i int) string {
+	if i%2 == 0 {
+		return fmt.Sprintf(`"doc \u00e9\n%d"`, i)
+	}
+	return fmt.Sprint(i)
+}
+
+// Line n of FILE.ids is the id of document n of FILE, in each shard of train and val, in every
+// format, however many processors there are.
+func TestPrepareDocumentIDs(t *testing.T) {
+	useSmallChunks(t, 4<<10, 1<<20)
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
+	documents := someDocuments(400, 300)
+	documents = slices.DeleteFunc(documents, func(d string) bool { return d == "" })
+	for i := range documents {
+		documents[i] = fmt.Sprintf("%d: %s", i, documents[i]) // to tell them apart
+	}
+	documents[7] = "" // is left out, and so is its id
+	writeFilesHere(t, map[string]string{"a.jsonl": linesWithIDs(documents)})
+	for format, endsOf := range map[string]string{"headerless": ".index", "npy": ".index", "datatrove": ".index"} {
+		runtime.GOMAXPROCS(1 + len(format)%3)
+		prepared(t, "a.jsonl --by byte --id meta.id --val 0.2 --shard-tokens 9000 --force --out out --format "+format)
+		seen, shards := 0, 0
+		for _, split := range readManifest(t).Splits {
+			for _, shard := range split.Shards {
+				shards++
+				if shard.IDs != shard.Name+".ids" {
+					t.Errorf("%s: vocab.json names the ids %q", shard.Name, shard.IDs)
+				}
+				raw, err := os.ReadFile(filepath.Join("out", shard.IDs))
+				if err != nil {
+					t.Fatal(err)
+				}
+				ids := strings.SplitAfter(string(raw), "\n")
+				tokens := readTokens(t, filepath.Join("out", shard.Name))
+				tokens = tokens[len(tokens)-int(shard.Tokens):] // without a header
+				ends, err := os.ReadFile(filepath.Join("out", shard.Name+endsOf))
+				if err != nil || len(ends) != 8*(len(ids)-1) || int(shard.Documents) != len(ids)-1 {
+					t.Fatalf("%s: %d ids for %d documents, and an index of %d bytes: %v", shard.Name, len(ids)-1, shard.Documents, len(ends), err)
+				}
+				begin := uint64(0)
+				for n := range len(ids) - 1 {
+					end := binary.LittleEndian.Uint64(ends[8*n:])
+					text := make([]byte, 0, end-begin)
+					for _, token := range tokens[begin:end] {
+						text = append(text, byte(token))
+					}
+					i := slices.Index(documents, string(text))
+					if i < 0 || ids[n] != idOf(i)+"\n" {
+						t.Fatalf("%s: document %d has the id %q, but is document %d, %q", shard.Name, n, ids[n], i, text)
+					}
+					begin = end
+					seen++
+				}
+			}
+		}
+		if seen != len(documents)-1 || shards < 6 {
+			t.Errorf("%s: %d documents in %d shards, want %d in several", format, seen, shards, len(documents)-1)
+		}
+	}
+	prepared(t, "a.jsonl --by byte --val 0 --force --out out")
+	wantOnlyFiles(t, "train.bin", "train.bin.index", "vocab.json")
+}
+
+// Rows have the ids and tokens of the same values in JSON lines, and ids go along with --mask and
+// --ids.
+func TestPrepareDocumentIDsOfRows(t *testing.T) {
+	documents := []string{"one", "", "three", "\x00\n\u00e9\""}
+	var b strings.Builder
+	for i, d := range documents {
+		text, _ := json.Marshal(d)
+		fmt.Fprintf(&b, "{\"id\": %d, \"text\": %s, \"list\": [%[1]d]}\n", i, text)
+	}
+	writeFilesHere(t, map[string]string{"a.jsonl": b.String(), "a.parquet": parquetOf(t, documents)})
+	for _, test := range []struct{ args, want string }{
+		{"a.jsonl --by byte", "0\n2\n3\n"},
+		{"a.parquet --by byte", "0\n2\n3\n"},
+		{"a.jsonl --by char --mask text:1", "0\n2\n3\n"},
+		{"a.jsonl --ids list --vocab-size 4", "0\n1\n2\n3\n"},
+	} {
+		prepared(t, test.args+" --id id --val 0 --force --out out")
+		if got, err := os.ReadFile("out/train.bin.ids"); err != nil || string(got) != test.want {
+			t.Errorf("%s: ids %q, want %q: %v", test.args, got, test.want, err)
+		}
+	}
+	prepared(t, "a.jsonl --by byte --val 0 --id id --force --out want")
+	prepared(t, "a.parquet --by byte --val 0 --id id --force --out out")
+	for _, name := range []string{"train.bin", "train.bin.index", "train.bin.ids"} {
+		if filesOf(t, "out")[name] != filesOf(t, "want")[name] {
+			t.Errorf("%s of a.parquet differs from that of a.jsonl", name)
+		}
+	}
+}
+
+func TestPrepareDocumentIDErrors(t *testing.T) {
+	writeFilesHere(t, map[string]string{"a.jsonl": `{"text": "a", "id": 1}` + "\n" + `{"text": "b", "id": {"n": 1}}` + "\n" + `{"text": "c"}` + "\n",
+		"a.txt": "text", "a.parquet": parquetOf(t, []string{"a"})})
+	for args, want := range map[string]string{
+		"a.jsonl --id id":           "line 2: field id is not a single value but an object; to leave such lines out, use --invalid skip",
+		"a.jsonl --id text.id":      "line 1: text is not a JSON object",
+		"a.jsonl --id no":           `line 1: has no field no: choose one with --id; there are ["text" "id"]`,
+		"a.jsonl --id messages.*.a": "--id: must lead to one value in each line or row, and not through a list",
+		"a.txt --id id":             "a.txt: is read as text, which has no fields for --id",
+		"a.parquet --id no":         "a.parquet: has no column no, only id, text, ",
+		"a.parquet --id meta.tags":  "a.parquet: column meta.tags does not have a single value for each row: choose another one with --id",
+	} {
+		wantError(t, args+" --by byte --val 0 --out out", want)
+	}
+	prepared(t, "a.jsonl --by byte --val 0 --id id --invalid skip --out out")
+	if got := filesOf(t, "out"); got["train.bin.ids"] != "1\n" || len(got["train.bin.index"]) != 8 {
+		t.Errorf("ids %q", got["train.bin.ids"])
+	}
+}
