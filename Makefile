@@ -18,6 +18,8 @@
 # make packages  does that, and installs and uses each in an empty system
 # make recipes   trains with each framework in examples, from PyPI: killed in the middle and resumed,
 #                the losses must be equal
+# make engines   prepares token files with Ray, Spark and datatrove, from PyPI, while a worker is killed,
+#                as docs/prepare.md says
 # make soak      runs for about three hours, on an idle machine: looks for leaks, kills processes,
 #                compares all bytes with a reference, checks times and memory, repeats the tests of
 #                make test beside busy loops, and fuzzes
@@ -65,7 +67,7 @@ END { exit wide }
 endef
 export WIDE_COMMENTS
 
-.PHONY: build demo memory bench test page pictures soak check analysis race long languages repeat times vulnerabilities fuzz bench-compare compare-nanochat wheel wheels recipes release packages
+.PHONY: build demo memory bench test page pictures soak check analysis race long languages repeat times vulnerabilities fuzz bench-compare compare-nanochat wheel wheels recipes engines release packages
 
 # Without the C library, as in releases: it takes less memory and runs on any Linux. The tests are
 # built in the same way, so that Go compiles each package once.
@@ -200,6 +202,10 @@ recipes:
 	@.ci/setup test
 	python=$$(.ci/recipes) && PYTHON=$$python BATCHFS_REQUIRE_FUSE=1 BATCHFS_RECIPES=1 \
 		go test ./test/commands -run '^TestRecipes$$' -v -count=1 -timeout 1h
+
+engines:
+	@.ci/setup engines
+	python=$$(.ci/engines) && PYTHON_ENGINES=$$python go test ./test/commands -run '^TestEngines$$' -v -count=1 -timeout 30m
 
 release:
 	deploy/release/release

@@ -31,7 +31,7 @@ func pages(t *testing.T) (paths []string) {
 
 var link = regexp.MustCompile(`\]\(([a-zA-Z0-9./_-]*)(#[a-z0-9-]+)?\)`)
 
-var library = regexp.MustCompile(`(?m)^(?:import|from) (torch|safetensors|transformers)`)
+var library = regexp.MustCompile(`(?m)^(?:import|from) (torch|safetensors|transformers|ray|pyspark|datatrove)`)
 
 // lacksLibrary reports whether code of a page imports a library that is not installed here.
 func lacksLibrary(t *testing.T, code string) bool {

@@ -127,6 +127,15 @@ func TestTasksInAStore(t *testing.T) {
 		}
 		delete(want, "vocab.json")
 	}
+	said := prepare("--plan", "s3://bucket/plans/prefix.json", "--finish", "--out", "s3://bucket/prefix1")
+	_, mountOptions, ok := strings.Cut(said, "next: batchfs mount ")
+	mountOptions, _, _ = strings.Cut(mountOptions, " MOUNTPOINT")
+	if !ok {
+		t.Errorf("--finish said %s", said)
+	}
+	inStore := e2e.Run(t, "sh", "-c", `exec "$@" `+mountOptions+` | sha256sum`, "sh", e2e.PlainBatchfs, "cat", "train", "--count", "50", "-c", store[1])
+	inFiles := e2e.Run(t, "sh", "-c", `"$0" cat train --count 50 --data "$1" | sha256sum`, e2e.PlainBatchfs, filepath.Join(dir, "want"))
+	e2e.Equal(t, "the batches from the store", inStore, inFiles)
 	b.Put(t, "in/a.jsonl", append(e2e.Content(t, filepath.Join(dir, "in/a.jsonl")), '\n'))
 	e2e.CheckFails(t, "the object has been replaced", slices.Concat([]string{e2e.PlainBatchfs, "prepare", "--plan", "s3://bucket/plans/prefix.json", "--task", "0/1", "--out", "s3://bucket/new"}, store)...)
 	b.Put(t, "prefix1/train_000001.bin", []byte("ab"))
