@@ -179,7 +179,7 @@ func TestDemo(t *testing.T) {
 	out := e2e.RunJob(t, filepath.Join(dir, "examples/demo"), "--seconds", "1")
 	out = strings.ReplaceAll(out, e2e.Python, "python3")
 
-	example := regexp.MustCompile("(?s)```sh\nmake demo\n```.*?```text\n(.*?)```").FindStringSubmatch(e2e.ReadPage(t, "README.md"))[1]
+	example := regexp.MustCompile("(?s)`make demo` prints:\n\n```text\n(.*?)```").FindStringSubmatch(e2e.ReadPage(t, "README.md"))[1]
 	checkShown(t, example, out)
 }
 
