@@ -2,6 +2,7 @@ package prepare
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"strconv"
 
@@ -95,77 +96,80 @@ func (w *encodeWorker) encodeIDs(ch *chunk, in *input, line jsontext.Value, unit
 // decodeIDs returns the ids to which the model attends, and their mask: 1 if a label is the id. The
 // next call overwrites both.
 func (w *encodeWorker) decodeIDs(row idRow) (ids []uint32, mask []byte, err error) {
-	name := w.encoding.fields[0].String()
-	if w.ids, err = appendIntegers(w.ids[:0], row.ids, name); err != nil {
+	if err := w.readLists(row); err != nil {
 		return nil, nil, err
 	}
-	n := len(w.ids)
-	aligned := func(to []int64, value jsontext.Value, other string) ([]int64, error) {
-		if value == nil {
-			return nil, nil
-		}
-		to, err := appendIntegers(to, value, other)
-		if err == nil && len(to) != n {
-			err = unusable(fmt.Sprintf("%s and %s differ in length", name, other), fmt.Sprintf(": %d and %d", n, len(to)))
-		}
-		return to, err
-	}
-	attention, err := aligned(nil, row.attention, attentionField)
-	if err != nil {
-		return nil, nil, err
-	}
-	labels, err := aligned(nil, row.labels, labelsField)
-	switch {
-	case err != nil || n == 0:
-		return nil, nil, err
-	case row.labels == nil && w.encoding.masked:
-		return nil, nil, unusable("has no "+labelsField, fmt.Sprintf(", but %s has: prepare rows with and without them separately", w.encoding.first))
-	case row.labels != nil && !w.encoding.masked:
-		return nil, nil, unusable("has "+labelsField, fmt.Sprintf(", but %s has none: prepare rows with and without them separately", w.encoding.first))
-	}
+	name, size := w.encoding.fields[0].String(), w.encoding.tokenizer.Size()
 	ids, mask = w.scratch[:0], w.mask[:0]
 	for i, id := range w.ids {
-		if attention != nil {
-			switch attention[i] {
-			case 0:
-				continue
-			case 1:
-			default:
-				return nil, nil, unusable(attentionField+" is not 0 or 1 everywhere", fmt.Sprintf(": element %d is %d", i, attention[i]))
-			}
-		}
-		if size := w.encoding.tokenizer.Size(); id < 0 || id >= size {
-			return nil, nil, unusable("has an id outside the vocabulary", fmt.Sprintf(
-				": element %d of %s is %d, but must be from 0 to %d: correct --vocab-size or --by", i, name, id, size-1))
-		}
-		ids = append(ids, uint32(id))
-		if labels == nil {
+		if row.attention != nil && w.attention[i] == 0 {
 			continue
 		}
-		switch labels[i] {
-		case id:
-			mask = append(mask, 1)
-		case ignoredLabel:
-			mask = append(mask, 0)
-		default:
+		switch {
+		case row.attention != nil && w.attention[i] != 1:
+			return nil, nil, unusable(attentionField+" is not 0 or 1 everywhere", fmt.Sprintf(": element %d is %d", i, w.attention[i]))
+		case id < 0 || id >= size:
+			return nil, nil, unusable("has an id outside the vocabulary", fmt.Sprintf(
+				": element %d of %s is %d, but must be from 0 to %d: correct --vocab-size or --by", i, name, id, size-1))
+		case row.labels != nil && w.labels[i] != id && w.labels[i] != ignoredLabel:
 			return nil, nil, unusable(fmt.Sprintf("%s differ from %s", labelsField, name), fmt.Sprintf(
-				": element %d is %d, but must be %d, like the id there, or %d: remove them if they are something else", i, labels[i], id, ignoredLabel))
+				": element %d is %d, but must be %d, like the id there, or %d: remove them if they are something else", i, w.labels[i], id, ignoredLabel))
+		}
+		ids, mask = append(ids, uint32(id)), append(mask, 0)
+		if row.labels != nil && w.labels[i] == id {
+			mask[len(mask)-1] = 1
 		}
 	}
 	w.scratch, w.mask = ids, mask
 	return ids, mask, nil
 }
 
+// readLists reads the lists of a row into w.ids, w.attention and w.labels. It returns an error if
+// their lengths differ, or if the first row decided otherwise about labels.
+func (w *encodeWorker) readLists(row idRow) (err error) {
+	name := w.encoding.fields[0].String()
+	if w.ids, err = appendIntegers(w.ids[:0], row.ids, name); err != nil {
+		return err
+	}
+	aligned := func(to *[]int64, value jsontext.Value, other string) (err error) {
+		if value == nil {
+			return nil
+		}
+		*to, err = appendIntegers((*to)[:0], value, other)
+		switch fault, ok := err.(unusableError); {
+		case ok:
+			fault.error = fmt.Errorf("%w: remove it if it is something else", fault.error)
+			return fault
+		case len(*to) != len(w.ids):
+			return unusable(fmt.Sprintf("%s and %s differ in length", name, other), fmt.Sprintf(": %d and %d", len(w.ids), len(*to)))
+		}
+		return nil
+	}
+	err = cmp.Or(aligned(&w.attention, row.attention, attentionField), aligned(&w.labels, row.labels, labelsField))
+	const separately = ": prepare rows with and without them separately"
+	switch {
+	case err != nil || len(w.ids) == 0:
+		return err
+	case row.labels == nil && w.encoding.masked:
+		return unusable("has no "+labelsField, fmt.Sprintf(", but %s has", w.encoding.first)+separately)
+	case row.labels != nil && !w.encoding.masked:
+		return unusable("has "+labelsField, fmt.Sprintf(", but %s has none", w.encoding.first)+separately)
+	}
+	return nil
+}
+
 // appendIntegers appends the elements of a list to which a field leads. false and true are 0 and 1;
 // null is an empty list.
 func appendIntegers(to []int64, list jsontext.Value, name string) ([]int64, error) {
-	kind := fmt.Sprintf("field %s is not a list of integers", name)
+	wrong := func(details string) error {
+		return unusable(fmt.Sprintf("field %s is not a list of integers", name), details)
+	}
 	switch list.Kind() {
 	case jsontext.KindNull:
 		return to, nil
 	case jsontext.KindBeginArray:
 	default:
-		return to, unusable(kind, " but "+describe(list))
+		return to, wrong(" but " + describe(list))
 	}
 	for rest, i := bytes.TrimSpace(list[1:len(list)-1]), 0; len(rest) > 0; i++ {
 		var element []byte
@@ -177,9 +181,9 @@ func appendIntegers(to []int64, list jsontext.Value, name string) ([]int64, erro
 		case string(element) == "true":
 			n = 1
 		case jsontext.Value(element).Kind() == jsontext.KindNumber:
-			return to, unusable(kind, fmt.Sprintf(": element %d is %s", i, element))
+			return to, wrong(fmt.Sprintf(": element %d is %s", i, element))
 		default:
-			return to, unusable(kind, fmt.Sprintf(": element %d is %s", i, describe(element)))
+			return to, wrong(fmt.Sprintf(": element %d is %s", i, describe(element)))
 		}
 		to = append(to, n)
 	}

@@ -65,8 +65,9 @@ func (p *plan) lookForLabels(ctx context.Context) error {
 			defer func() { in.stdin = io.MultiReader(read, rest) }()
 		}
 	}
-	result := make(chan error, 1)
-	pipelineGoroutines.Go(func() { result <- newReader(p, "", p.lookIntoChunk).read(position{}) })
+	result, looked := make(chan error, 1), 0
+	look := func(ch *chunk) error { return p.lookIntoChunk(ch, &looked) }
+	pipelineGoroutines.Go(func() { result <- newReader(p, "", look).read(position{}) })
 	select {
 	case err := <-result: // nil if there is no row
 		if err == errEnough {
@@ -78,9 +79,9 @@ func (p *plan) lookForLabels(ctx context.Context) error {
 	}
 }
 
-// lookIntoChunk looks for labels in the first row of a chunk that has ids, and returns errEnough if
-// there is one.
-func (p *plan) lookIntoChunk(ch *chunk) error {
+// lookIntoChunk looks for labels in the first row that has ids, and returns errEnough if it is in
+// the chunk. It gives up at a row that stops the run anyway, and after looked reaches minLines.
+func (p *plan) lookIntoChunk(ch *chunk, looked *int) error {
 	for _, piece := range ch.pieces {
 		unit, number := "row", piece.start.Offset+1
 		if piece.in.format == jsonlFormat {
@@ -90,12 +91,20 @@ func (p *plan) lookIntoChunk(ch *chunk) error {
 			if unit == "line" {
 				number++
 			}
-			row, err := p.encoding.idRow(replaceNaN(bytes.TrimPrefix(line, byteOrderMark)))
-			if err != nil {
+			line = bytes.TrimPrefix(line, byteOrderMark)
+			if len(bytes.TrimSpace(line)) == 0 {
 				continue
 			}
-			if ids, err := appendIntegers(nil, row.ids, ""); err == nil && len(ids) > 0 {
-				p.encoding.masked, p.encoding.first = row.labels != nil, location(unit, number, piece.in)
+			row, err := p.encoding.idRow(replaceNaN(line))
+			hasIDs := false
+			if err == nil {
+				var ids []int64
+				ids, err = appendIntegers(nil, row.ids, "")
+				hasIDs = err == nil && len(ids) > 0
+			}
+			*looked++
+			if hasIDs || err != nil && !p.encoding.skipInvalid || *looked == minLines {
+				p.encoding.masked, p.encoding.first = hasIDs && row.labels != nil, location(unit, number, piece.in)
 				return errEnough
 			}
 		}

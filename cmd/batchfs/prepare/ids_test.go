@@ -85,7 +85,7 @@ func TestPrepareUnusableIDs(t *testing.T) {
 		`{"input_ids": [1, -1], "labels": [1, 1]}`:                    "has an id outside the vocabulary: element 1 of input_ids is -1",
 		`{"input_ids": [99999999999999999999]}`:                       "field input_ids is not a list of integers: element 0 is 99999999999999999999",
 		`{"input_ids": [1, 2], "labels": [2, 3]}`:                     "labels differ from input_ids: element 0 is 2, but must be 1, like the id there, or -100: remove them if they are something else",
-		`{"input_ids": [1], "labels": 1}`:                             "field labels is not a list of integers but a number",
+		`{"input_ids": [1], "labels": 1}`:                             "field labels is not a list of integers but a number: remove it if it is something else",
 		`{"input_ids": [1, 2], "labels": [1]}`:                        "input_ids and labels differ in length: 2 and 1",
 		`{"input_ids": [1, 2]}`:                                       "has no labels, but line 1 of a.jsonl has: prepare rows with and without them separately",
 		`{"input_ids": [1, 2], "labels": null}`:                       "has no labels, but line 1 of a.jsonl has",
@@ -136,6 +136,30 @@ func TestPrepareIDsErrors(t *testing.T) {
 		"a.jsonl --ids input_ids" + size:                         "labels is -100 for all tokens of train, so there is nothing to learn",
 	} {
 		wantError(t, args, want)
+	}
+}
+
+// Looking for labels ends at a row that stops the run anyway, and otherwise after 10,000 rows.
+func TestLookForLabelsEnds(t *testing.T) {
+	useSmallChunks(t, 1<<10, 1<<20)
+	writeFilesHere(t, map[string]string{"a.jsonl": strings.Repeat("{\"ids\": []}\n", 3*minLines), "b.jsonl": `{"ids": [1], "labels": [1]}`})
+	for skip, most := range map[bool]int64{false: 4 << 10, true: 2 * 12 * minLines} {
+		e := encoding{ids: true, fields: []field{newField("ids", 1)}, skipInvalid: skip}
+		if !skip {
+			e.fields[0] = newField("input_ids", 1)
+		}
+		inputs, _, err := findInputs([]string{"a.jsonl", "b.jsonl"}, nil, "", nil, nil)
+		testfiles.NoError(t, err)
+		var read int64
+		p := &plan{inputs: inputs, encoding: e}
+		looked := 0
+		err = newReader(p, "", func(ch *chunk) error {
+			read = ch.end.Offset
+			return p.lookIntoChunk(ch, &looked)
+		}).read(position{})
+		if err != errEnough || read > most || p.encoding.masked {
+			t.Errorf("skipping %v: read %d bytes, found labels %v: %v", skip, read, p.encoding.masked, err)
+		}
 	}
 }
 

@@ -58,6 +58,9 @@ func (p *plan) manifest(made [len(splits)]vocabulary.Split, eotAt string, n *not
 	case m.Kind != vocabulary.Char && m.Kind != vocabulary.Byte:
 		m.Kind = vocabulary.BPE
 	}
+	if m.Kind == vocabulary.IDs {
+		return m
+	}
 	for token := range uint32(p.encoding.tokenizer.Size()) {
 		switch m.Kind {
 		case vocabulary.Char:

@@ -181,14 +181,15 @@ type encodeWorker struct {
 	val       valRule
 	encoder   encoder
 	scratch   []uint32
-	ids       []int64 // of a row, with its mask and the bytes of its tokens; their memory is reused
-	mask, raw []byte
 	notes     *notes // counts in the current chunk or line
 	lineNotes notes  // counts of fieldTexts, whose memory is reused
 	joinNames bool   // whether names of fields that are separated by dots may be one key
 	id        []byte // of the document in the current line, as JSON
 	// visit, if it is not nil, receives the texts of each document, which is then not encoded.
 	visit func(texts []maskedText, unit string, number int64) error
+
+	ids, attention, labels []int64 // lists of the current row of ids
+	mask, raw              []byte  // its mask and tokens
 }
 
 func newEncodeWorker(p *plan) *encodeWorker {
