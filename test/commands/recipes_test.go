@@ -33,6 +33,7 @@ var (
 		{file: "train_dcp.py", runner: torchrun, readsMount: true},
 		{file: "train_jax.py"},
 		{file: "finetune_transformers.py", check: checkDocuments},
+		{file: "finetune_trl.py"},
 		{file: "nanogpt.py", runner: []string{"clients/nanogpt_train.py"}},
 	}
 )
