@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
@@ -37,16 +38,32 @@ func (r *reader) readArrow(s *stream, pos position) (err error) {
 			err = invalid(fmt.Errorf("%v", p))
 		}
 	}()
-	buffered := bufio.NewReaderSize(s, 1<<16)
-	magic, _ := buffered.Peek(8)
-	isFile := string(magic) == tokenfile.ArrowMagic
+	buffered := bufio.NewReaderSize(s.Reader, 1<<16)
+	begin, _ := buffered.Peek(12)
+	from, isFile := io.Reader(buffered), bytes.HasPrefix(begin, []byte(tokenfile.ArrowMagic))
 	switch {
+	case isFile && len(begin) == 12 && binary.LittleEndian.Uint32(begin[8:]) < minArrowSchema:
+		s.Reader = buffered
+		whole, spooled, err := r.seekable(s)
+		if err != nil {
+			return err
+		}
+		if spooled {
+			defer whole.file.Close()
+		}
+		file, size, err := whole.content()
+		if err != nil {
+			return err
+		}
+		if from, err = arrowOfFooter(file, size); err != nil {
+			return invalid(err)
+		}
 	case isFile:
 		buffered.Discard(8)
-	case string(magic) == tokenfile.FeatherMagic:
+	case bytes.HasPrefix(begin, []byte(tokenfile.FeatherMagic)):
 		return errors.New("is a Feather file of version 1: write it again with pyarrow.feather.write_feather")
 	}
-	checked, err := checkArrowSchema(buffered)
+	checked, err := checkArrowSchema(from)
 	if err != nil {
 		return invalid(err)
 	}
@@ -85,10 +102,59 @@ func (r *reader) readArrow(s *stream, pos position) (err error) {
 
 var errTruncatedArrow = errors.New("it has no end; copy or download it again, or write it again with pyarrow")
 
+// minArrowSchema and maxArrowSchema limit the size of a schema, in bytes.
+const (
+	minArrowSchema = 8
+	maxArrowSchema = 256 << 20
+)
+
+// arrowOfFooter returns the stream of an Arrow file, by the places of its messages in its footer.
+// polars writes no length before the schema, and dictionaries after the batches that need them.
+func arrowOfFooter(file io.ReaderAt, size int64) (io.Reader, error) {
+	const (
+		magic     = "ARROW1"
+		endSize   = int64(4 + len(magic)) // the length of the footer, and magic
+		blockSize = 24                    // a message's offset, and lengths of metadata and body
+	)
+	end := make([]byte, endSize)
+	if _, err := file.ReadAt(end, max(0, size-endSize)); err != nil || string(end[4:]) != magic {
+		return nil, errTruncatedArrow
+	}
+	length := int64(binary.LittleEndian.Uint32(end))
+	schemaEnd := size - endSize - length
+	if length < minArrowSchema || length > maxArrowSchema || schemaEnd < 0 {
+		return nil, fmt.Errorf("its footer has %d bytes", length)
+	}
+	raw := make([]byte, length)
+	if _, err := file.ReadAt(raw, schemaEnd); err != nil {
+		return nil, err
+	}
+	footer := &flatbuffers.Table{Bytes: raw, Pos: flatbuffers.GetUOffsetT(raw)}
+	var messages []io.Reader
+	for _, slot := range []flatbuffers.VOffsetT{8, 10} { // dictionaries and record batches
+		at := flatbuffers.UOffsetT(footer.Offset(slot))
+		if at == 0 {
+			continue
+		}
+		for i := range footer.VectorLen(at) {
+			block := footer.Vector(at) + flatbuffers.UOffsetT(blockSize*i)
+			offset := footer.GetInt64(block)
+			messages = append(messages, io.NewSectionReader(file, offset, int64(footer.GetInt32(block+8))+footer.GetInt64(block+16)))
+			schemaEnd = min(schemaEnd, offset)
+		}
+	}
+	begin := int64(len(tokenfile.ArrowMagic))
+	if schemaEnd-begin > maxArrowSchema {
+		return nil, fmt.Errorf("its schema has %d bytes", schemaEnd-begin)
+	}
+	header := binary.LittleEndian.AppendUint32([]byte("\xff\xff\xff\xff"), uint32(max(0, schemaEnd-begin)))
+	messages = append([]io.Reader{bytes.NewReader(header), io.NewSectionReader(file, begin, schemaEnd-begin)}, messages...)
+	return io.MultiReader(append(messages, strings.NewReader("\xff\xff\xff\xff\x00\x00\x00\x00"))...), nil
+}
+
 // checkArrowSchema checks the lengths of lists in the schema of a stream, for which arrow-go
 // allocates memory, and returns a reader of the whole stream. It panics if an offset is wrong.
 func checkArrowSchema(in io.Reader) (io.Reader, error) {
-	const maxSchema = 256 << 20
 	header := make([]byte, 4)
 	_, err := io.ReadFull(in, header)
 	if string(header) == "\xff\xff\xff\xff" { // since Arrow 0.15
@@ -99,7 +165,7 @@ func checkArrowSchema(in io.Reader) (io.Reader, error) {
 	switch {
 	case err != nil:
 		return nil, err
-	case length < 8 || length > maxSchema:
+	case length < minArrowSchema || length > maxArrowSchema:
 		return nil, fmt.Errorf("its schema has %d bytes", length)
 	}
 	schema, err := io.ReadAll(io.LimitReader(in, int64(length)))

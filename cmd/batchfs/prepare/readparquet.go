@@ -23,12 +23,11 @@ func (r *reader) readParquet(s *stream, pos position) (err error) {
 	if s.in.part != nil && s.decompressor != nil {
 		return errCompressedPart
 	}
-	from, spooled := s, s.in.readableOnce() || s.decompressor != nil
+	from, spooled, err := r.seekable(s)
+	if err != nil {
+		return err
+	}
 	if spooled {
-		from = &stream{in: s.in}
-		if from.file, err = r.spool(s); err != nil {
-			return err
-		}
 		defer from.file.Close()
 	}
 	file, f, err := from.openParquet()
@@ -71,15 +70,9 @@ func (r *reader) readParquet(s *stream, pos position) (err error) {
 
 // openParquet opens the content of s as a parquet file.
 func (s *stream) openParquet() (file io.ReaderAt, f *parquetgo.File, err error) {
-	var size int64
-	if s.file != nil {
-		info, err := s.file.Stat()
-		if err != nil {
-			return nil, nil, err
-		}
-		file, size = s.file, info.Size()
-	} else {
-		file, size = &remoteReaderAt{file: s.in.remote}, s.in.remote.Size
+	file, size, err := s.content()
+	if err != nil {
+		return nil, nil, err
 	}
 	f, err = parquetgo.OpenFile(file, size, parquetgo.SkipPageIndex(true), parquetgo.SkipBloomFilters(true))
 	return file, f, err
@@ -360,16 +353,32 @@ func (l *parquetLeaf) close() {
 	l.pages.Close()
 }
 
-// spool decompresses a parquet file to an unnamed file, because rows are read at any offset.
-func (r *reader) spool(s *stream) (*os.File, error) {
+// seekable returns s, or, if its content cannot be read at any offset because it is compressed or a
+// pipe, a stream of an unnamed file to which it spools the content.
+func (r *reader) seekable(s *stream) (from *stream, spooled bool, err error) {
+	if !s.in.readableOnce() && s.decompressor == nil {
+		return s, false, nil
+	}
 	file, err := os.CreateTemp(r.scratchDir, ".parquet-")
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	os.Remove(file.Name())
 	if _, err := io.Copy(file, s); err != nil {
 		file.Close()
-		return nil, err
+		return nil, false, err
 	}
-	return file, nil
+	return &stream{in: s.in, file: file}, true, nil
+}
+
+// content returns what a seekable stream reads, and its size in bytes.
+func (s *stream) content() (file io.ReaderAt, size int64, err error) {
+	if s.file == nil {
+		return &remoteReaderAt{file: s.in.remote}, s.in.remote.Size, nil
+	}
+	info, err := s.file.Stat()
+	if err != nil {
+		return nil, 0, err
+	}
+	return s.file, info.Size(), nil
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -178,6 +179,41 @@ func TestPrepareBrokenArrow(t *testing.T) {
 	wantError(t, args, "bytes, but the limit is 1000: write the file in smaller batches")
 	maxArrowBuffer = 2 << 30
 	wantError(t, args+" --field id", "a.arrow: has no column id, only text")
+}
+
+// polars writes no length before the schema of an Arrow file, and dictionaries after the batches
+// that need them. testdata/polars.arrow has the texts one, null, two and one, as a
+// polars.Categorical.
+func TestPrepareArrowOfPolars(t *testing.T) {
+	raw, err := os.ReadFile("testdata/polars.arrow")
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole := string(raw)
+	t.Chdir(t.TempDir())
+	const args = "a.arrow --by byte --val 0 --eot none --force --out out"
+	for _, content := range []string{whole, gzipped(whole)} {
+		testfiles.Write(t, map[string]string{"a.arrow": content})
+		prepared(t, args)
+		if got := filesOf(t, "out")["train.bin"]; got != "o\x00n\x00e\x00t\x00w\x00o\x00o\x00n\x00e\x00" {
+			t.Errorf("tokens %q, want those of one, two and one", got)
+		}
+	}
+	for cut := 0; cut < len(whole); cut += 31 {
+		testfiles.Write(t, map[string]string{"a.arrow": whole[:cut]})
+		wantError(t, args, "a.arrow: is not a valid Arrow file or stream: ")
+	}
+	schemaEnd := strings.Index(whole, "\xff\xff\xff\xff")
+	footer := len(whole) - 10 - int(binary.LittleEndian.Uint32(raw[len(whole)-10:]))
+	for i := 0; i < len(whole); i += 3 {
+		if i >= schemaEnd && i < footer {
+			continue
+		}
+		broken := []byte(whole)
+		broken[i] ^= 0x30
+		testfiles.Write(t, map[string]string{"a.arrow": string(broken)})
+		runPrepare(t.Context(), strings.Fields(args)...)
+	}
 }
 
 var rowFieldArgs = []string{
