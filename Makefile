@@ -20,6 +20,9 @@
 #                the losses must be equal
 # make engines   prepares token files with Ray, Spark and datatrove, from PyPI, while a worker is killed,
 #                as docs/prepare.md says
+# make files     writes about 200 Parquet, JSON-lines, compressed and Arrow files with pyarrow, pandas,
+#                polars, duckdb and datasets, from PyPI, and compares prepare's tokens with those of
+#                what these libraries read; make check does so with a tenth of them
 # make soak      runs for about three hours, on an idle machine: looks for leaks, kills processes,
 #                compares all bytes with a reference, checks times and memory, repeats the tests of
 #                make test beside busy loops, and fuzzes
@@ -67,7 +70,7 @@ END { exit wide }
 endef
 export WIDE_COMMENTS
 
-.PHONY: build demo memory bench test page pictures soak check analysis race long languages repeat times vulnerabilities fuzz bench-compare compare-nanochat wheel wheels recipes engines release packages
+.PHONY: build demo memory bench test page pictures soak check analysis race long languages repeat times vulnerabilities fuzz bench-compare compare-nanochat wheel wheels recipes files engines release packages
 
 # Without the C library, as in releases: it takes less memory and runs on any Linux. The tests are
 # built in the same way, so that Go compiles each package once.
@@ -206,6 +209,10 @@ recipes:
 engines:
 	@.ci/setup engines
 	python=$$(.ci/engines) && PYTHON_ENGINES=$$python go test ./test/commands -run '^TestEngines$$' -v -count=1 -timeout 30m
+
+files:
+	@.ci/setup files
+	BATCHFS_SOAK=1 go test ./test/soak -run '^TestFilesOfLibraries$$' -v -count=1 -timeout 20m
 
 release:
 	deploy/release/release
