@@ -213,6 +213,7 @@ func TestBatchesAreTheirSegments(t *testing.T) {
 			s.Rows, s.EOT, s.Documents, s.DocumentNumbers = documentKinds[r.IntN(3)], uint64(r.IntN(2))*50256, r.IntN(3) > 0, r.IntN(2) == 0
 			s.DType = []array.DType{array.Uint32, array.Int32, array.Int64}[r.IntN(3)]
 			s.MaskTargets, s.IgnoreIndex = s.Layout == XY && s.DType != array.Uint32 && r.IntN(2) == 0, -r.Int64N(200)
+			s.TooLong = []TooLong{Cut, Truncate}[r.IntN(2)]
 			if r.IntN(2) == 0 {
 				s.BOS = new(testBOS)
 			}

@@ -658,7 +658,8 @@ func TestWindowsAreWhatReadFetches(t *testing.T) {
 		slices.SortFunc(list, func(a, b array.Window) int { return cmp.Or(cmp.Compare(a.Start, b.Start), cmp.Compare(a.Len, b.Len)) })
 		return list
 	}
-	for _, kind := range append(documentKinds, Windows) {
+	for i, kind := range slices.Concat(documentKinds, documentKinds, documentKinds, []RowContent{Windows}) {
+		tooLong := append(tooLongs, "")[i/len(documentKinds)]
 		var got []array.Window
 		source, bos := documentSource(array.Uint32, randomDocuments(r, 200, 60), testBOS), new(testBOS)
 		source.Main = windowRecorder{source.Main, &got}
@@ -666,7 +667,7 @@ func TestWindowsAreWhatReadFetches(t *testing.T) {
 			bos = nil
 		}
 		q, err := New([]Source{source}, Settings{Name: "train", BatchSize: 5, BlockSize: 40, DType: array.Int64, Layout: XY, Order: Shuffle,
-			World: 1, Rows: kind, BOS: bos})
+			World: 1, Rows: kind, TooLong: tooLong, BOS: bos})
 		must(t, err)
 		for k := range uint64(20) {
 			got = nil
@@ -677,7 +678,7 @@ func TestWindowsAreWhatReadFetches(t *testing.T) {
 				want = append(want, w.Window)
 			}
 			if !slices.Equal(sorted(got), sorted(want)) {
-				t.Fatalf("rows = %s, batch %d: %v are read, and %v are named", kind, k, got, want)
+				t.Fatalf("rows = %s, too_long = %s, batch %d: %v are read, and %v are named", kind, tooLong, k, got, want)
 			}
 		}
 		for range q.Windows(0) {
