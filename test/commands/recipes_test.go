@@ -33,7 +33,7 @@ var (
 		{file: "train_dcp.py", runner: torchrun, readsMount: true},
 		{file: "train_jax.py"},
 		{file: "finetune_transformers.py", check: checkDocuments},
-		{file: "finetune_trl.py"},
+		{file: "finetune_trl.py", check: checkTRL},
 		{file: "nanogpt.py", runner: []string{"clients/nanogpt_train.py"}},
 	}
 )
@@ -49,6 +49,22 @@ with torch.no_grad():
         document = bytes(x[0, begin:end].tolist())
         counted = (y[0, begin:end - 1] >= 0).nonzero().flatten() + 1
         assert bytes(x[0, begin + counted].tolist()) == document.partition(b">")[2], document
+`
+
+// checkTRL checks that TRL's loss of a batch is that of its documents one by one, with the masked
+// targets of the mount.
+const checkTRL = `
+batch = next(trainer.get_train_dataloader())
+x, y, positions = (torch.tensor(train.read(60)[name].reshape(1, -1)) for name in ("x", "y", "positions"))
+assert torch.equal(batch["input_ids"], x), "the batch after the run is another"
+loss, total = trainer.compute_loss(model, batch), 0
+begins = (positions[0] == 0).nonzero().flatten().tolist() + [positions.numel()]
+with torch.no_grad():
+    for begin, end in zip(begins, begins[1:]):
+        logits = model(input_ids=x[:, begin:end], use_cache=False).logits[0]
+        total += torch.nn.functional.cross_entropy(logits, y[0, begin:end], reduction="sum")
+assert len(begins) > 9
+torch.testing.assert_close(loss, total / (y >= 0).sum())
 `
 
 // A recipe that is killed and started again has the same losses as an uninterrupted one, to the
