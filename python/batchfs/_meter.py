@@ -29,7 +29,8 @@ class Meter(Locked):
         super().__init__()
         self._info = info
         self._shared = shared or Shared()
-        self._source = [p.name for p in parts(layouts(info))].index("source") if "sources" in info else None
+        names = [p.name for p in parts(layouts(info))]
+        self._source = names.index("source") if "source" in names else None  # None if all rows come from the same source
         self._began: float | None = None
         self.last = -1
         self._reset()
@@ -83,7 +84,10 @@ class Meter(Locked):
         info = self._info
         found: dict[str, float] = {"wait_seconds": seconds, "wait_fraction": seconds / interval if interval else 0.0, "batches": batches}
         unit, size = ("rows", 1) if info["layout"] == "rows" else ("tokens", info["block_size"])
-        found[unit] = batches * info["batch_size"] * size
+        all_rows = batches * info["batch_size"]
+        found[unit] = all_rows * size
+        if self._source is None:
+            rows = {0: all_rows}
         for source, name in _drawn(info):
             found[f"{unit}_{name}"] = rows.get(source, 0) * size
         if last >= 0:

@@ -49,6 +49,8 @@ def config(directory: Path, stages: str = STAGES) -> str:
         order = "shuffle"
         [splits.plain]
         tokens = "web.bin"
+        [splits.alone]
+        sources = [{{name = "math", tokens = "math.bin", weight = 1, max_epochs = 2}}]
         [splits.mixed]
         sources = [{{name = "web", tokens = "web.bin", weight = 3}}, {{name = "math", tokens = "math.bin", weight = 2}}]
         [splits.staged]
@@ -222,6 +224,12 @@ class TestMetrics(waiting.Case):
         math = self.m.split("mixed", source="math")
         math.read(0)
         self.assertEqual({key for key in math.metrics() if "math" in key or "web" in key}, {*keys(tokens_math=0, epoch_math=0)})
+
+    def test_only_source(self) -> None:
+        """The batches of a mixture with one source do not say which source a row comes from."""
+        for alone in self.both("alone"):
+            alone.read(0)
+            self.assertEqual(alone.metrics()["batchfs/tokens_math"], B * T)
 
     def test_many_batches(self) -> None:
         """Rows are counted in parts, and no batch is lost."""
