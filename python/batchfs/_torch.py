@@ -125,7 +125,12 @@ class CudaSteps(TorchSteps):
             if self.sent and self.sent[0][0] != self.step:  # a state was loaded
                 self.sent.clear()
             for k in range(self.step + len(self.sent), min(self.step + 2, self.stop)):
-                self.prefetch(k)
+                try:
+                    self.prefetch(k)
+                except Exception:
+                    if not self.sent:
+                        raise
+                    # The batch before k is delivered, and the next call tries k again.
             if not self.sent:
                 self._at_limit(self.step)
             k, batch, buffer = self.sent.popleft()

@@ -907,13 +907,28 @@ class TestProcesses(Case):
 
     @unittest.skipUnless(has_torch, "no torch")
     def test_sending(self) -> None:
-        """A batch is sent while the previous one is in use, and its memory is filled again once it was sent."""
+        """A batch is sent while the previous one is in use, and its memory is filled again once it was sent.
+
+        If it cannot be read, the previous one is still returned.
+        """
         import torch
 
         more = self.m.split("more")
+        original = more.reader.fill
+
+        def until_20(k: int, buffers: Any) -> None:
+            if k >= 20:
+                raise batchfs.ReadError("no batch is left")
+            original(k, buffers)
+
         if torch.cuda.is_available():
             for k, batch in more.torch("cuda", 1, 40):
                 self.assertTrue(same({name: batch[name].cpu() for name in batch}, more.read(k)))
+            steps = more.torch("cuda", 17)
+            with mock.patch.object(more.reader, "fill", until_20):
+                self.assertEqual([next(steps)[0] for _ in range(17, 20)], [17, 18, 19])
+                self.assertRaisesRegex(batchfs.ReadError, "no batch is left", next, steps)
+            self.assertEqual(next(steps)[0], 20)
             return
         # Without CUDA, mocks record the calls, and batches are copied instead of sent.
         from batchfs._torch import CudaSteps
@@ -928,7 +943,7 @@ class TestProcesses(Case):
             return empty(*args, **kwargs)
 
         pinned = mock.patch.object(torch, "empty", unpinned)
-        fill = mock.patch.object(more.reader, "fill", side_effect=more.reader.fill)
+        fill = mock.patch.object(more.reader, "fill", side_effect=original)
         with mock.patch.object(torch, "cuda", cuda), pinned, mock.patch.object(torch.Tensor, "record_stream"), fill as read:
             cuda.Event.return_value = cuda.event
             cuda.attach_mock(read, "read")
@@ -944,6 +959,15 @@ class TestProcesses(Case):
         calls = [name for name, _, _ in cuda.mock_calls if name in ("event.synchronize", "read", "event.record")]
         self.assertEqual(calls, ["event.synchronize", "read", "event.record"] * (len(seen) + 1))
         self.assertEqual([name for name, _, _ in cuda.mock_calls].count("current_stream().wait_event"), len(seen))
+        with mock.patch.object(torch, "cuda", cuda), pinned, mock.patch.object(torch.Tensor, "record_stream"):
+            steps = Copied(more, torch.device("cpu"), 17, None)
+            with mock.patch.object(more.reader, "fill", until_20):
+                for want in range(17, 20):
+                    k, batch = next(steps)
+                    self.assertEqual(k, want)
+                    self.assertTrue(same(batch, other.read(k)))
+                self.assertRaisesRegex(batchfs.ReadError, "no batch is left", next, steps)
+            self.assertEqual(next(steps)[0], 20)
 
 
 class Place(waiting.Case):
