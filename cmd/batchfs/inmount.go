@@ -57,7 +57,7 @@ func openRecorded(flags *config.Flags, path string) (b *dataset.BatchList, read 
 	b = d.Batches(shared)
 	return b, func(dst []byte, k uint64, off int64) error {
 		err := b.Read(dst, k, off)
-		if shared.Schedule() != in.snapshot.Generation {
+		if shared.ScheduleGeneration() != in.snapshot.Generation {
 			err = fmt.Errorf("%s: batchfs restart has changed the schedule of the mount; start again to continue with the new one", path)
 		}
 		return err

@@ -13,7 +13,7 @@ import (
 // rows of a schedule must not change. Workers write it, and so does batchfs cat, which computes the
 // batches of a mount in its own process.
 type progress struct {
-	schedule atomic.Uint64 // see SetSchedule
+	schedule atomic.Uint64 // see SetScheduleGeneration
 	splits   [MaxSequences]struct {
 		isFull   atomic.Uint64 // nonzero once a schedule found no unused element of furthest
 		furthest [maxFurthest]Furthest
@@ -40,13 +40,13 @@ type Furthest struct {
 	settings [256]byte     // path settings that give the split this schedule, padded with zeros
 }
 
-// SetSchedule sets the generation of the schedules that the mount serves. A process that computes
-// batches itself must compare it with the generation of its own schedules after it has recorded
-// rows and before it delivers them. If the two differ, it must not deliver the rows.
-func (s *Shared) SetSchedule(generation uint64) { s.progress.schedule.Store(generation) }
+// SetScheduleGeneration sets the generation of the schedules that the mount serves. A process that
+// computes batches itself must compare it with the generation of its own schedules after it has
+// recorded rows and before it delivers them. If the two differ, it must not deliver the rows.
+func (s *Shared) SetScheduleGeneration(generation uint64) { s.progress.schedule.Store(generation) }
 
-// Schedule returns the last value of SetSchedule.
-func (s *Shared) Schedule() uint64 { return s.progress.schedule.Load() }
+// ScheduleGeneration returns the last value of SetScheduleGeneration.
+func (s *Shared) ScheduleGeneration() uint64 { return s.progress.schedule.Load() }
 
 // Furthest returns the records of a split that have at least one row. all reports whether they
 // cover all rows that were read.

@@ -144,7 +144,7 @@ func NewScheduleCheck(old, fresh *Snapshot, shared *state.Shared) *ScheduleCheck
 }
 
 // Run returns an error if a row that was read from the mount differs. Its result is final once no
-// worker serves and Shared.Schedule has changed.
+// worker serves and Shared.ScheduleGeneration has changed.
 func (c *ScheduleCheck) Run() error {
 	const fix = "undo the change, or unmount and mount again"
 	fresh, err := c.fresh.Config()

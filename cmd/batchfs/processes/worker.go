@@ -88,7 +88,7 @@ func runWorker(w *supervise.Worker, version string, isRestart bool) (err error) 
 		Status:  fs.Status{ProgramVersion: version, JSON: status.json, Metrics: metrics.Text},
 		Timeout: c.Mount.Timeout,
 		Promoted: func() error {
-			w.Shared.SetSchedule(snapshot.Generation)
+			w.Shared.SetScheduleGeneration(snapshot.Generation)
 			return check()
 		},
 		OnServing: func() { recordCacheUse(o.Remote.Blocks, &w.Shared.Gauges) },
