@@ -11,15 +11,15 @@ import (
 	"batchfs/internal/clock"
 )
 
-// appointWorker makes the standby the worker or, without a standby, starts a process. If a worker
-// has served and the kernel does not resend requests, it first remounts.
+// appointWorker makes the next process the worker or, if there is none, starts one. If a worker has
+// served and the kernel does not resend requests, it first remounts.
 func (s *supervisor) appointWorker(isRestart bool) (err error) {
 	if !s.servingSince.IsZero() && !s.kernelResends() {
 		if err := s.remount(); err != nil {
 			return err
 		}
 	}
-	if s.worker, s.standby = s.standby, nil; s.worker == nil {
+	if s.worker, s.next = s.next, nil; s.worker == nil {
 		if s.worker, err = s.startProcess(isRestart); err != nil {
 			return s.scheduleRetry(err, isRestart)
 		}
@@ -83,8 +83,8 @@ func (s *supervisor) recordServing() {
 func (s *supervisor) processFailed(p *workerProcess, why error) error {
 	p.kill()
 	switch {
-	case p == s.standby:
-		s.standby = nil
+	case p == s.next:
+		s.next = nil
 		if p.isRestart {
 			s.rejectRestart(why)
 		} else {
@@ -99,8 +99,8 @@ func (s *supervisor) processFailed(p *workerProcess, why error) error {
 		if !isShortage(why) {
 			s.shared.Crashes.Add(1)
 		}
-		if s.standby != nil && s.standby.isRestart {
-			s.processFailed(s.standby, errors.New("the worker failed during the restart; try again"))
+		if s.next != nil && s.next.isRestart {
+			s.processFailed(s.next, errors.New("the worker failed during the restart; try again"))
 		}
 		if s.shared.Replies.Load() != s.repliesBefore || time.Since(s.servingSince) > settledAfter {
 			s.attempts, s.failures, s.loggedShortage = 0, 0, false
@@ -149,14 +149,14 @@ func (s *supervisor) scheduleRetry(why error, isRestart bool) error {
 	return nil
 }
 
-// ensureStandby starts a standby if there is none. Starting one only after the worker has ended
-// would take long while readers keep every processor busy.
+// ensureStandby starts a standby if there is no next process. Starting one only after the worker
+// has ended would take long while readers keep every processor busy.
 func (s *supervisor) ensureStandby() {
-	if s.standby != nil || !s.graceEnd.IsZero() || !s.kernelResends() {
+	if s.next != nil || !s.graceEnd.IsZero() || !s.kernelResends() {
 		return
 	}
 	var err error
-	if s.standby, err = s.startProcess(false); err != nil {
+	if s.next, err = s.startProcess(false); err != nil {
 		s.Log.Debug("cannot start a standby", "err", err)
 	}
 }
@@ -173,9 +173,9 @@ func (s *supervisor) kernelResends() bool {
 func (s *supervisor) setSnapshot(file *os.File) {
 	s.Snapshot.Close()
 	s.Snapshot = file
-	if s.standby != nil && !s.standby.isRestart {
-		s.standby.kill()
-		s.standby = nil
+	if s.next != nil && !s.next.isRestart {
+		s.next.kill()
+		s.next = nil
 	}
 }
 

@@ -279,7 +279,7 @@ func TestRestart(t *testing.T) {
 func TestStandbyOfAnOlderSnapshot(t *testing.T) {
 	r := newTestRun(t, "serve")
 	r.awaitServing(t)
-	older := r.standby
+	older := r.next
 	latest, err := os.Open("/dev/null")
 	noError(t, err)
 	noError(t, r.handleMessage(r.worker, message{msgSnapshot, latest}))
@@ -297,7 +297,7 @@ func TestRestartBehindTheEnd(t *testing.T) {
 	r.awaitServing(t)
 	r.setBehavior("publish, then end")
 	r.supervisor.restart()
-	p := r.standby
+	p := r.next
 	for !p.isPromoted {
 		noError(t, r.handleMessage(p, testwait.For(t, "a message of the new worker", p.messages)))
 	}
@@ -315,7 +315,7 @@ func TestRefusalBehindTheEnd(t *testing.T) {
 	p, err := r.startProcess(true)
 	noError(t, err)
 	testwait.For(t, "the end of the new worker", p.ended)
-	r.standby = p
+	r.next = p
 	if err := r.processFailed(p, p.killFailed(message{})); err != nil || r.shared.LastRestart.String() != "it does not suit" {
 		t.Errorf("%v, and the restart was rejected because %q", err, r.shared.LastRestart.String())
 	}
@@ -385,7 +385,7 @@ func TestNoWorkerCanServe(t *testing.T) {
 				return cmd
 			}
 			r.awaitServing(t)
-			noError(t, r.processFailed(r.standby, errors.New("it began too early")))
+			noError(t, r.processFailed(r.next, errors.New("it began too early")))
 			r.setBehavior(test.behavior)
 			go func() { r.done <- r.run() }()
 			syscall.Kill(int(r.shared.Worker.Load()), syscall.SIGKILL)

@@ -55,7 +55,7 @@ type supervisor struct {
 	sharedMemory *os.File // file that shared maps
 
 	worker  *workerProcess // serving, or about to; nil until retryAt
-	standby *workerProcess // standby, or the new worker of a restart, or nil
+	next    *workerProcess // the standby, or the new worker of a restart, or nil
 	retryAt time.Time
 
 	servingSince  time.Time     // time when a worker last began to serve; zero before the first
@@ -176,7 +176,7 @@ func (s *supervisor) killWorkers() {
 }
 
 func (s *supervisor) processes() []*workerProcess {
-	return slices.DeleteFunc([]*workerProcess{s.worker, s.standby}, func(p *workerProcess) bool { return p == nil })
+	return slices.DeleteFunc([]*workerProcess{s.worker, s.next}, func(p *workerProcess) bool { return p == nil })
 }
 
 // run keeps a worker serving, and returns why the mount ends.
@@ -202,8 +202,8 @@ func (s *supervisor) run() error {
 			err = s.stop()
 		case m := <-s.worker.inbox():
 			err = s.handleMessage(s.worker, m)
-		case m := <-s.standby.inbox():
-			err = s.handleMessage(s.standby, m)
+		case m := <-s.next.inbox():
+			err = s.handleMessage(s.next, m)
 		case <-ping.C:
 			err = s.ping()
 		case <-check.C:
@@ -228,7 +228,7 @@ func (s *supervisor) handleMessage(p *workerProcess, m message) error {
 		if p == s.worker {
 			return s.promote()
 		} else if p.isRestart {
-			return s.switchToStandby()
+			return s.switchToNext()
 		}
 	case m.text == msgServing && p.isPromoted:
 		s.recordServing()
@@ -246,8 +246,8 @@ func (s *supervisor) handleMessage(p *workerProcess, m message) error {
 // ping sends a ping, or replaces a worker that hangs. Only the time that the worker could have run
 // counts, because it may have waited for a processor, and this process may have been stopped.
 func (s *supervisor) ping() error {
-	if s.standby != nil {
-		s.shared.Standby.Store(int64(s.standby.cmd.Process.Pid))
+	if s.next != nil {
+		s.shared.Standby.Store(int64(s.next.cmd.Process.Pid))
 	}
 	if s.worker == nil || !s.worker.isServing {
 		return nil
