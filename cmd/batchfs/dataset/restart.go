@@ -13,13 +13,13 @@ import (
 	"batchfs/sampler"
 )
 
-// Restarted reads the configuration again and returns a snapshot with it. It changes the working
+// ForRestart reads the configuration again and returns a snapshot with it. It changes the working
 // directory to that of the mount command. It returns an error if a setting has changed that is
 // fixed while a split is mounted.
 //
 // If the schedule of a split has changed, the new snapshot has a higher Generation. A
 // [ScheduleCheck] must then find that all rows that were read from the mount are the same in it.
-func (s *Snapshot) Restarted() (*Snapshot, error) {
+func (s *Snapshot) ForRestart() (*Snapshot, error) {
 	old, err := s.Config()
 	if err != nil {
 		return nil, err

@@ -154,7 +154,7 @@ func TestReload(t *testing.T) {
 		s := takeSnapshot(t)
 		testfiles.Write(t, map[string]string{"config.toml": test.text})
 		t.Chdir("/")
-		fresh, err := s.Restarted()
+		fresh, err := s.ForRestart()
 		if test.want != "" {
 			if err == nil || !strings.HasPrefix(err.Error(), test.want) {
 				t.Errorf("%s: %v, want %s", test.text, err, test.want)

@@ -105,7 +105,7 @@ func readSnapshot(w *supervise.Worker, isRestart bool) (snapshot *dataset.Snapsh
 	if err != nil || !isRestart {
 		return old, check, err
 	}
-	if snapshot, err = old.Restarted(); err != nil {
+	if snapshot, err = old.ForRestart(); err != nil {
 		return nil, nil, err
 	}
 	if snapshot.Generation != old.Generation {
