@@ -35,16 +35,16 @@ class FileReader:
         self.path = path
         self.info = info
         self.size = sum(p.end - p.start for p in layouts(info))
-        self.steps: int = info["max_steps"]
+        self.max_steps: int = info["max_steps"]
         self.file: _File | None = None
 
     def fill(self, k: int, buffers: list[memoryview]) -> None:
-        if k >= self.steps:
+        if k >= self.max_steps:
             try:
                 os.close(os.open(f"{self.path}/batch/{k}", os.O_RDONLY | os.O_CLOEXEC))
             except OSError as e:
                 raise ReadError(self._describe(k, e)) from e
-            raise ReadError(f"there is no batch {k}: a file can hold {self.steps} batches of this size. If the sequence has become longer, call split() again")
+            raise ReadError(f"there is no batch {k}: a file can hold {self.max_steps} batches of this size. If the sequence has become longer, call split() again")
         try:
             file, at = self.file or self._open(k), k * self.size
             done = os.preadv(file.fd, buffers, at)
@@ -69,7 +69,7 @@ class FileReader:
         try:
             self._compare(directory, k + 1)
             try:
-                self.file = file = _File(directory, self.steps * self.size)
+                self.file = file = _File(directory, self.max_steps * self.size)
             except FileNotFoundError as e:
                 raise ReadError(f"{self.path} has no sequence.bin, so another version of batchfs made the mount: unmount it, and mount again") from e
         finally:
@@ -88,9 +88,9 @@ class FileReader:
         if changes:
             raise ReadError(f"another sequence is mounted at {self.path}: {changes}. To continue with it on purpose, call split() again")
         self.info.update(now)  # later stages may be others
-        if self.steps != now["max_steps"]:
+        if self.max_steps != now["max_steps"]:
             self.close()  # an open file keeps its size
-        self.steps = now["max_steps"]
+        self.max_steps = now["max_steps"]
 
     def close(self) -> None:
         self.file = None  # a thread that is reading it keeps it open
