@@ -260,8 +260,9 @@ func (q *Sequence) RowsOf(source int, k uint64) uint64 {
 	return q.schedule.before(source, q.ScheduleRow(k, q.BatchSize)) - q.schedule.before(source, q.ScheduleRow(k, 0))
 }
 
-// Start returns the source of row j of batch k and the position of its first element there. If rows
-// are made of documents, start is the number of the row in the source instead.
+// Start returns the source of row j of batch k, and which of the source's starts the row has: see
+// [Sequence.StartsOf]. A start is the position of the row's first element or, if rows are made of
+// documents, the number of a row, whose positions [Sequence.Segments] returns.
 func (q *Sequence) Start(k uint64, j int) (source int, start int64) {
 	source, index := q.schedule.sourceOf(q.ScheduleRow(k, j))
 	return source, q.sources[source].order.start(index)

@@ -164,13 +164,6 @@ func (a Descriptor) Bytes() int64 {
 // MaxArrays is the maximum number of arrays in a Batch.
 const MaxArrays = 16
 
-// MaxBatches is one more than the largest batch number.
-const MaxBatches = 1 << 40
-
-// MaxLag is how many batches a thread may be behind another if both count as one reader that reads
-// in order.
-const MaxLag = 64
-
 // A Batch describes arrays that lie one after the other in memory. The first Main of them, at least
 // one, have the same dtype and shape, and together form the larger array that raw and .npy files
 // expose: see Stack. A Batch that NewBatch has returned does not change.
