@@ -22,9 +22,13 @@ func (p *plan) checkSplits(made [len(splits)]vocabulary.Split, n *notes) error {
 		}
 		return fmt.Errorf("the inputs have no documents: %s", found)
 	case train.Tokens == 0 || val.Tokens == 0 && p.settings.Val > 0:
+		change := "larger"
+		if train.Tokens == 0 {
+			change = "smaller"
+		}
 		return fmt.Errorf("--val: %v of %d documents leaves %d tokens for train and %d for val, because documents are not divided: "+
-			"add documents, or use a larger --val, or --val 0 for no val",
-			p.settings.Val, train.Documents+val.Documents, train.Tokens, val.Tokens)
+			"add documents, or use a %s --val, or --val 0 for no val",
+			p.settings.Val, train.Documents+val.Documents, train.Tokens, val.Tokens, change)
 	}
 	return p.encoding.checkMask(n, maskOnes(made[0]))
 }

@@ -137,5 +137,9 @@ func nonTextContent(in *input, beginning []byte) *nonText {
 }
 
 func (n *nonText) refused() error {
-	return fmt.Errorf("is %s, not text (--as text encodes it as it is): %s", n.what, n.remedy)
+	remedy := n.remedy
+	if !strings.HasSuffix(remedy, onlyText) {
+		remedy += "; to leave it out, " + onlyText
+	}
+	return fmt.Errorf("is %s, not text (--as text encodes it as it is): %s", n.what, remedy)
 }

@@ -186,6 +186,7 @@ func TestPrepareRefuses(t *testing.T) {
 			prepared(t, "d other --by byte --val 0 --out out")
 		} else {
 			wantError(t, "d other --by byte --val 0 --out out", "d/"+name+": "+test.want)
+			wantError(t, "d other --by byte --val 0 --out out", "name only text, such as with --include '*.txt'")
 			prepared(t, "d other --by byte --val 0 --out out --as text")
 		}
 		content := strings.NewReplacer(gzipped(list), list, zstandard("a\tb\n"), "a\tb\n", "{\"text\": \"a\"}\n", "a").Replace(test.content)

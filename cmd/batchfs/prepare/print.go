@@ -148,6 +148,9 @@ func (o *options) printManifest(dir string, m *vocabulary.Manifest) error {
 			o.printLine("%s: the end-of-text token occurs %s inside documents, so only the index says where they end", name, terminal.Plural(n, "time", "times"))
 		}
 	}
+	if train, val := m.Splits[splits[0]], m.Splits[splits[1]]; val.Tokens > train.Tokens {
+		o.printLine("val has more tokens than train, %d and %d; to choose how many, use --val or --val-files", val.Tokens, train.Tokens)
+	}
 	if left := m.LeftOut; left != nil {
 		o.printLine("left out because they are not text in UTF-8: %s; the first is %s", terminal.Plural(left.Documents, "document", "documents"), left.First)
 	}
