@@ -70,7 +70,7 @@ func TestScheduleOfRowsRead(t *testing.T) {
 				m.AwaitStandby(t)
 			}
 			refused(test.last-1, fmt.Sprintf("splits.train.stages: the new schedule changes row %d (token ", test.last-1),
-				fmt.Sprintf("step %d), but rows up to %d were read, the last ", test.last/4, test.last),
+				fmt.Sprintf("batch %d of train), but rows up to %d were read, the last ", test.last/4, test.last),
 				" ago in "+test.path+"; change only later rows, or unmount and mount again")
 		}
 		next := fmt.Sprintf("weights = {math = 1}\nfrom_row = %d", test.last+1)
