@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Fine-tune with TRL's SFTTrainer on packed documents with a loss mask. If it is killed, the same command resumes it.
 
-    batchfs prepare chat.jsonl --mask prompt:0,completion:1 --by byte --format datatrove --out data
+    batchfs prepare chat.jsonl --mask prompt:0,completion:1 --by byte --format datatrove --out data    # or examples/prepare_chat.py
     python3 examples/finetune_trl.py
 
 The rows are packed and masked already, so TRL neither tokenizes nor packs them.
@@ -16,7 +16,9 @@ from trl import SFTConfig, SFTTrainer
 
 import batchfs
 
-documents = {"rows": "packed", "documents": True, "mask_targets": "mask"}
+# The tail of a document that is cut would train without its prompt. info["long_documents"] counts
+# what is dropped: choose block_size accordingly.
+documents = {"rows": "packed", "documents": True, "mask_targets": "mask", "too_long": "drop"}
 train = batchfs.open("data", batch_size=4, block_size=128, dtype="int64", **documents).split("train", order="shuffle")
 
 
