@@ -68,7 +68,7 @@ def make_data(directory: Path, tokens: int = 150_000) -> str:
 
 
 def mounts() -> set[str]:
-    return {line.split()[1] for line in Path("/proc/mounts").read_text().splitlines() if " fuse.batchfs " in line}
+    return {line.split()[1] for line in Path("/proc/mounts").read_text(errors="surrogateescape").splitlines() if " fuse.batchfs " in line}
 
 
 def ended(children: list[int]) -> tuple[bool, list[int]]:
