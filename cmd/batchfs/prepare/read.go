@@ -36,7 +36,7 @@ func newReader(p *plan, scratchDir string, emit func(*chunk) error) *reader {
 
 // read reads the inputs, starting at a position, and emits their chunks.
 func (r *reader) read(from position) error {
-	r.current, r.buf = chunks.Get().(*chunk), make([]byte, 0, chunkSize)
+	r.current, r.buf = chunks.Get().(*chunk), make([]byte, 0, chunkSize+1)
 	before := totalSize(r.inputs[:from.Input])
 	for ; from.Input < len(r.inputs); from = (position{Input: from.Input + 1}) {
 		in := r.inputs[from.Input]
@@ -128,7 +128,8 @@ func (r *reader) leaveOut(in *input, pos position) error {
 }
 
 // fillToCut reads until cut finds a place in the buffer or the input ends. It returns the length of
-// the text before that place. If the buffer is full and has no such place, it returns 0.
+// the text before that place. If the buffer is full and has no such place, it returns 0. Unless the
+// input has ended, the buffer has more text than that.
 func (r *reader) fillToCut(s *stream, cut func(text []byte) int) (int, error) {
 	for size := chunkSize; ; size *= 2 {
 		if err := r.fill(s, size); err != nil {
@@ -137,7 +138,16 @@ func (r *reader) fillToCut(s *stream, cut func(text []byte) int) (int, error) {
 		if r.ended {
 			return len(r.buf), nil
 		}
-		if n := cut(r.buf); n > 0 || size >= maxLine {
+		n := cut(r.buf)
+		if n == len(r.buf) { // one more byte shows whether the input ends here
+			if err := r.fill(s, n+1); err != nil {
+				return 0, err
+			}
+			if r.ended {
+				return len(r.buf), nil
+			}
+		}
+		if n > 0 || size >= maxLine {
 			return n, nil
 		}
 	}

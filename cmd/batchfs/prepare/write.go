@@ -247,7 +247,9 @@ func (s *splitWriter) write(e encodedTokens) (completed bool, err error) {
 	s.state.EOTInside += e.eotInside
 	s.state.EOTBegins += e.eotBegins
 	s.state.EOTEnds += e.eotEnds
-	for len(e.tokens) > 0 {
+	// The last piece of a document may have no tokens. A new shard needs no end for it, because
+	// completeShard has ended the document in the last one.
+	for len(e.tokens) > 0 || len(e.ends) > 0 && s.state.Tokens > 0 {
 		all := int64(len(e.tokens) / s.options.width)
 		n, full := all, false
 		if room := s.options.maxTokens - s.state.Tokens; s.options.maxTokens > 0 {
