@@ -39,7 +39,7 @@ func (w *encodeWorker) encodeLine(ch *chunk, in *input, line jsontext.Value, uni
 		}
 	}
 	ch.notes.Lines++
-	encode := w.encodeTexts
+	encode := w.encodeLineTexts
 	if w.encoding.ids {
 		encode = w.encodeIDs
 	}
@@ -63,7 +63,7 @@ func (w *encodeWorker) encodeLine(ch *chunk, in *input, line jsontext.Value, uni
 	return err
 }
 
-func (w *encodeWorker) encodeTexts(ch *chunk, in *input, line jsontext.Value, unit string, number int64) error {
+func (w *encodeWorker) encodeLineTexts(ch *chunk, in *input, line jsontext.Value, unit string, number int64) error {
 	texts, counted, err := w.lineTexts(line)
 	if err != nil {
 		return err

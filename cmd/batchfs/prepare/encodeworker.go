@@ -1,0 +1,60 @@
+package prepare
+
+import (
+	"fmt"
+	"slices"
+)
+
+// An encodeWorker encodes chunks. It belongs to one goroutine.
+type encodeWorker struct {
+	encoding  *encoding
+	val       valRule
+	encoder   encoder
+	scratch   []uint32
+	notes     *notes // counts in the current chunk or line
+	lineNotes notes  // counts of fieldTexts, whose memory is reused
+	joinNames bool   // whether names of fields that are separated by dots may be one key
+	id        []byte // of the document in the current line, as JSON
+	// visit, if it is not nil, receives the texts of each document, which is then not encoded.
+	visit func(texts []maskedText, unit string, number int64) error
+
+	ids, attention, labels []int64 // lists of the current row of ids
+	mask, raw              []byte  // its mask and tokens
+}
+
+func newEncodeWorker(p *plan) *encodeWorker {
+	return &encodeWorker{encoding: &p.encoding, val: p.val, encoder: p.encoding.tokenizer.NewEncoder()}
+}
+
+func (w *encodeWorker) encodeChunks(todo <-chan *chunk) {
+	for ch := range todo {
+		ch.err = w.encodeChunk(ch)
+		close(ch.done)
+	}
+}
+
+func (w *encodeWorker) encodeChunk(ch *chunk) error {
+	w.notes = &ch.notes
+	// Most texts have fewer than three tokens in eight bytes.
+	ch.encoded[0].tokens = slices.Grow(ch.encoded[0].tokens, len(ch.text)*w.encoding.width*3/8)
+	for i := range ch.pieces {
+		piece := &ch.pieces[i]
+		if piece.leftOut {
+			addLeftOut(&ch.notes.NotUTF8, 1, piece.in.path)
+			continue
+		}
+		var err error
+		switch piece.in.format {
+		case textFormat:
+			err = w.encodeText(ch, piece)
+		case jsonlFormat:
+			err = w.encodeLines(ch, piece)
+		default:
+			err = w.encodeRow(ch, piece)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", piece.in.name(), err)
+		}
+	}
+	return nil
+}
