@@ -9,18 +9,17 @@ import (
 	"batchfs/cmd/batchfs/prepare/bpe"
 )
 
-// encodeDocument encodes a document of an input unless it has no text. unit and number say where it
-// is, such as line 7.
-func (w *encodeWorker) encodeDocument(ch *chunk, in *input, texts []maskedText, unit string, number int64) error {
+// encodeDocument encodes a document of an input unless it has no text.
+func (w *encodeWorker) encodeDocument(ch *chunk, in *input, at place, texts []maskedText) error {
 	if w.visit != nil {
-		return w.visit(texts, unit, number)
+		return w.visit(at, texts)
 	}
 	var beginning []byte
 	for _, t := range texts {
 		beginning = append(beginning, t.text[:min(len(t.text), valBytes-len(beginning))]...)
 	}
 	if len(beginning) == 0 {
-		addLeftOut(&ch.notes.Empty, 1, location(unit, number, in))
+		addLeftOut(&ch.notes.Empty, 1, at.of(in))
 		return nil
 	}
 	out := &ch.encoded[0]

@@ -56,7 +56,7 @@ func (f field) idRow(line jsontext.Value) (row idRow, err error) {
 
 // encodeIDs adds the ids of a line as a document, unless there are none. Nothing is appended to
 // them.
-func (w *encodeWorker) encodeIDs(ch *chunk, in *input, line jsontext.Value, unit string, number int64) error {
+func (w *encodeWorker) encodeIDs(ch *chunk, in *input, at place, line jsontext.Value) error {
 	row, err := w.encoding.idRow(line)
 	if err != nil {
 		return err
@@ -66,7 +66,7 @@ func (w *encodeWorker) encodeIDs(ch *chunk, in *input, line jsontext.Value, unit
 	case err != nil:
 		return err
 	case len(ids) == 0:
-		addLeftOut(&ch.notes.Empty, 1, location(unit, number, in))
+		addLeftOut(&ch.notes.Empty, 1, at.of(in))
 		return nil
 	}
 	w.raw = appendLittleEndian(w.raw[:0], ids, w.encoding.width)

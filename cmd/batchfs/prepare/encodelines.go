@@ -10,29 +10,29 @@ import (
 )
 
 func (w *encodeWorker) encodeLines(ch *chunk, piece *textPiece) error {
-	number := piece.start.Line
+	at := place{"line", piece.start.Line}
 	for line := range bytes.Lines(piece.text) {
-		number++
+		at.number++
 		line = bytes.TrimPrefix(line, byteOrderMark) // concatenated files have one each
 		if len(bytes.TrimSpace(line)) == 0 {
 			continue
 		}
-		if err := w.encodeLine(ch, piece.in, replaceNaN(line), "line", number); err != nil {
-			return fmt.Errorf("line %d: %w", number, err)
+		if err := w.encodeLine(ch, piece.in, at, replaceNaN(line)); err != nil {
+			return fmt.Errorf("%s: %w", at, err)
 		}
 	}
 	return nil
 }
 
-// encodeLine encodes the document of a line. unit and number say where it is, such as line 7.
-func (w *encodeWorker) encodeLine(ch *chunk, in *input, line jsontext.Value, unit string, number int64) error {
+// encodeLine encodes the document of a line, or of a row that became one.
+func (w *encodeWorker) encodeLine(ch *chunk, in *input, at place, line jsontext.Value) error {
 	if !utf8.Valid(line) {
 		switch {
 		case w.encoding.replaceInvalid:
 			line = replaceInvalid(line)
-			ch.notes.Replaced.add(location(unit, number, in))
+			ch.notes.Replaced.add(at.of(in))
 		case w.encoding.skipInvalid:
-			addLeftOut(&ch.notes.NotUTF8, 1, location(unit, number, in))
+			addLeftOut(&ch.notes.NotUTF8, 1, at.of(in))
 			return nil
 		default:
 			return fmt.Errorf("not valid UTF-8 at byte %d: convert it to UTF-8, or use --invalid replace or skip", firstInvalid(line))
@@ -48,28 +48,28 @@ func (w *encodeWorker) encodeLine(ch *chunk, in *input, line jsontext.Value, uni
 		w.id, err = w.encoding.documentID(line)
 	}
 	if err == nil {
-		err = encode(ch, in, line, unit, number)
+		err = encode(ch, in, at, line)
 	}
 	if unusable, ok := errors.AsType[unusableError](err); ok {
 		if w.visit != nil {
 			return err
 		}
 		if w.encoding.skipInvalid {
-			ch.notes.addUnusable(unusable.kind, location(unit, number, in))
+			ch.notes.addUnusable(unusable.kind, at.of(in))
 			return nil
 		}
-		return fmt.Errorf("%w; to leave such %ss out, use --invalid skip", err, unit)
+		return fmt.Errorf("%w; to leave such %ss out, use --invalid skip", err, at.kind)
 	}
 	return err
 }
 
-func (w *encodeWorker) encodeLineTexts(ch *chunk, in *input, line jsontext.Value, unit string, number int64) error {
+func (w *encodeWorker) encodeLineTexts(ch *chunk, in *input, at place, line jsontext.Value) error {
 	texts, counted, err := w.lineTexts(line)
 	if err != nil {
 		return err
 	}
 	ch.notes.add(counted)
-	return w.encodeDocument(ch, in, texts, unit, number)
+	return w.encodeDocument(ch, in, at, texts)
 }
 
 // lineTexts returns the texts to which the fields lead, and what was counted on the way. If there

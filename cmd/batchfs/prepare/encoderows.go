@@ -1,29 +1,27 @@
 package prepare
 
-import (
-	"fmt"
-)
+import "fmt"
 
 func (w *encodeWorker) encodeRow(ch *chunk, piece *textPiece) error {
-	number := piece.start.Offset + 1
+	at := place{"row", piece.start.Offset + 1}
 	if !w.encoding.rowsAreTexts() {
-		if err := w.encodeLine(ch, piece.in, piece.text, "row", number); err != nil {
-			return fmt.Errorf("row %d: %w", number, err)
+		if err := w.encodeLine(ch, piece.in, at, piece.text); err != nil {
+			return fmt.Errorf("%s: %w", at, err)
 		}
 		return nil
 	}
 	valid, bad := w.encoding.toValidUTF8(piece.text)
 	switch {
 	case w.encoding.skipInvalid && bad >= 0:
-		addLeftOut(&ch.notes.NotUTF8, 1, location("row", number, piece.in))
+		addLeftOut(&ch.notes.NotUTF8, 1, at.of(piece.in))
 		return nil
 	case bad >= 0 && w.encoding.replaceInvalid:
-		ch.notes.Replaced.add(location("row", number, piece.in))
+		ch.notes.Replaced.add(at.of(piece.in))
 	case bad >= 0:
-		return fmt.Errorf("row %d: not valid UTF-8 at byte %d: use --invalid replace or skip, or --by byte", number, bad)
+		return fmt.Errorf("%s: not valid UTF-8 at byte %d: use --invalid replace or skip, or --by byte", at, bad)
 	}
-	if err := w.encodeDocument(ch, piece.in, []maskedText{{valid, w.encoding.fields[0].mask}}, "row", number); err != nil {
-		return fmt.Errorf("row %d: %w", number, err)
+	if err := w.encodeDocument(ch, piece.in, at, []maskedText{{valid, w.encoding.fields[0].mask}}); err != nil {
+		return fmt.Errorf("%s: %w", at, err)
 	}
 	return nil
 }

@@ -16,7 +16,7 @@ type encodeWorker struct {
 	joinNames bool   // whether names of fields that are separated by dots may be one key
 	id        []byte // of the document in the current line, as JSON
 	// visit, if it is not nil, receives the texts of each document, which is then not encoded.
-	visit func(texts []maskedText, unit string, number int64) error
+	visit func(at place, texts []maskedText) error
 
 	ids, attention, labels []int64 // lists of the current row of ids
 	mask, raw              []byte  // its mask and tokens

@@ -44,7 +44,7 @@ func (o *options) finishJob(ctx context.Context) error {
 	for _, in := range j.plan.Inputs {
 		p.inputs = append(p.inputs, &input{path: in.Name, format: inputFormat(in.Format)})
 	}
-	_, several := unitsOf(p.inputs)
+	_, several := linesOrRows(p.inputs)
 	if err := total.checkUnusable(several); err != nil {
 		return err
 	}

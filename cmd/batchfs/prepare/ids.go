@@ -83,13 +83,13 @@ func (p *plan) lookForLabels(ctx context.Context) error {
 // the chunk. It gives up at a row that stops the run anyway, and after looked reaches minLines.
 func (p *plan) lookIntoChunk(ch *chunk, looked *int) error {
 	for _, piece := range ch.pieces {
-		unit, number := "row", piece.start.Offset+1
+		at := place{"row", piece.start.Offset + 1}
 		if piece.in.format == jsonlFormat {
-			unit, number = "line", piece.start.Line
+			at = place{"line", piece.start.Line}
 		}
 		for line := range bytes.Lines(piece.text) { // a row is one line
-			if unit == "line" {
-				number++
+			if at.kind == "line" {
+				at.number++
 			}
 			line = bytes.TrimPrefix(line, byteOrderMark)
 			if len(bytes.TrimSpace(line)) == 0 {
@@ -104,7 +104,7 @@ func (p *plan) lookIntoChunk(ch *chunk, looked *int) error {
 			}
 			*looked++
 			if hasIDs || err != nil && !p.encoding.skipInvalid || *looked == minLines {
-				p.encoding.masked, p.encoding.first = hasIDs && row.labels != nil, location(unit, number, piece.in)
+				p.encoding.masked, p.encoding.first = hasIDs && row.labels != nil, at.of(piece.in)
 				return errEnough
 			}
 		}

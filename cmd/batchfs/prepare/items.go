@@ -130,11 +130,11 @@ func (s *Items) VocabSize() int64 { return s.plan.encoding.tokenizer.Size() }
 // Read calls visit with each item, in order, until it returns an error or ctx ends.
 func (s *Items) Read(ctx context.Context, visit func(Item) error) error {
 	w := newEncodeWorker(s.plan)
-	w.visit = func(texts []maskedText, unit string, number int64) error {
+	w.visit = func(at place, texts []maskedText) error {
 		if ctx.Err() != nil {
 			return errors.New("interrupted")
 		}
-		return visit(w.itemOf(texts, unit, number))
+		return visit(w.itemOf(at, texts))
 	}
 	isText := s.plan.inputs[0].format == textFormat
 	r := newReader(s.plan, "", func(ch *chunk) error {
@@ -156,14 +156,14 @@ func (s *Items) Read(ctx context.Context, visit func(Item) error) error {
 
 // visitLines visits the lines of a text that are not blank.
 func (w *encodeWorker) visitLines(piece *textPiece) error {
-	number := piece.start.Line
+	at := place{"line", piece.start.Line}
 	for line := range bytes.Lines(piece.text) {
-		number++
+		at.number++
 		if len(bytes.TrimSpace(line)) == 0 {
 			continue
 		}
 		valid, _ := w.encoding.toValidUTF8(line)
-		if err := w.visit([]maskedText{{text: valid}}, "line", number); err != nil {
+		if err := w.visit(at, []maskedText{{text: valid}}); err != nil {
 			return err
 		}
 	}
@@ -171,12 +171,12 @@ func (w *encodeWorker) visitLines(piece *textPiece) error {
 }
 
 // itemOf returns the item of a document.
-func (w *encodeWorker) itemOf(texts []maskedText, unit string, number int64) Item {
+func (w *encodeWorker) itemOf(at place, texts []maskedText) Item {
 	var all []byte
 	for _, t := range texts {
 		all = append(all, t.text...)
 	}
-	item := Item{Unit: unit, Number: number, Text: bytes.TrimSpace(all)}
+	item := Item{Unit: at.kind, Number: at.number, Text: bytes.TrimSpace(all)}
 	item.Encodings = [][]uint32{w.encoder.Append(nil, item.Text)}
 	for _, prefix := range itemPrefixes {
 		tokens := w.encoder.Append(nil, append([]byte(prefix), item.Text...))

@@ -86,7 +86,7 @@ func TestEncodingsOfItems(t *testing.T) {
 			"Привет, как дела? Сегодня хорошая погода, и мы идём гулять в парк с собакой",
 			"def f(x):\n    return [y for y in x if y]\n\nprint(f([1, 2, 3]))",
 		} {
-			item := w.itemOf([]maskedText{{text: []byte(" " + text + "\n")}}, "line", 1)
+			item := w.itemOf(place{"line", 1}, []maskedText{{text: []byte(" " + text + "\n")}})
 			isPartOf := func(tokens []uint32) bool {
 				return slices.ContainsFunc(item.Encodings, func(e []uint32) bool {
 					core := e[2 : len(e)-2]

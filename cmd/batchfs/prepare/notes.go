@@ -50,8 +50,8 @@ func (n *notes) add(more *notes) {
 	n.Lacking.addAll(more.Lacking)
 }
 
-// unitsOf names the documents of inputs that hold many: one and several.
-func unitsOf(inputs []*input) (unit, units string) {
+// linesOrRows names the documents of inputs that hold many: one and several.
+func linesOrRows(inputs []*input) (one, several string) {
 	isRow := func(in *input) bool { return in.format.hasRows() }
 	isLine := func(in *input) bool { return in.format == jsonlFormat }
 	switch {
@@ -63,9 +63,16 @@ func unitsOf(inputs []*input) (unit, units string) {
 	return "line or row", "lines and rows"
 }
 
-func location(unit string, number int64, in *input) string {
-	return fmt.Sprintf("%s %d of %s", unit, number, in.name())
+// A place is the line or row of an input that a document comes from.
+type place struct {
+	kind   string // "line" or "row"
+	number int64  // from 1
 }
+
+func (p place) String() string { return fmt.Sprintf("%s %d", p.kind, p.number) }
+
+// of returns the place with the name of its input, such as line 7 of a.jsonl.
+func (p place) of(in *input) string { return fmt.Sprintf("%s of %s", p, in.name()) }
 
 // addLeftOut counts left-out documents; first is the location of the first one.
 func addLeftOut(to *vocabulary.LeftOut, documents int64, first string) {
@@ -106,11 +113,12 @@ func (n *notes) countUnusable(kind string, lines int64, first string) {
 	n.Unusable[kind] = left
 }
 
-// checkUnusable returns an error if too many of the units, such as lines, have no text.
-func (n *notes) checkUnusable(units string) error {
+// checkUnusable returns an error if too many of the documents, which are called lines or rows,
+// have no text.
+func (n *notes) checkUnusable(called string) error {
 	if lines := n.unusableLines(); n.Lines >= minLines && float64(lines) > maxUnusable*float64(n.Lines) {
 		return fmt.Errorf("%d of %d %s cannot be used, which is more than %v%%, so perhaps an option is wrong: %s",
-			lines, n.Lines, units, 100*maxUnusable, n.unusable())
+			lines, n.Lines, called, 100*maxUnusable, n.unusable())
 	}
 	return nil
 }
@@ -214,8 +222,8 @@ func (n *notes) lines(p *plan) (lines []string) {
 		what, terminal.Plural(n.Empty.Documents, "document", "documents"), n.Empty.First, options)
 	add(n.Replaced.Documents, "not valid UTF-8: %s, in which U+FFFD replaced each invalid part; the first is %s",
 		terminal.Plural(n.Replaced.Documents, "document", "documents"), n.Replaced.First)
-	unit, units := unitsOf(p.inputs)
-	add(n.unusableLines(), "left out because they cannot be used: %s: %s", terminal.Plural(n.unusableLines(), unit, units), n.unusable())
+	one, several := linesOrRows(p.inputs)
+	add(n.unusableLines(), "left out because they cannot be used: %s: %s", terminal.Plural(n.unusableLines(), one, several), n.unusable())
 	add(n.Special.total(), "encoded as ordinary text: %s, %s; to encode them as these tokens, use --special",
 		terminal.Plural(n.Special.total(), "name of a special token", "names of special tokens"), n.Special)
 	unknown := "dropped"

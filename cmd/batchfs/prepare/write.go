@@ -24,7 +24,7 @@ type writer struct {
 	work      *workDir
 	state     *checkpoint
 	shards    [len(splits)]*splitWriter
-	units     string    // what the inputs have, such as lines
+	documents string    // what the documents are called, such as lines
 	canResume bool      // whether the inputs can be read again from a position
 	texts     hash.Hash // of all text; nil if it is not needed
 	progress  *progress
@@ -36,8 +36,8 @@ type writer struct {
 // newWriter returns a writer that continues from a checkpoint, which it keeps up to date.
 func newWriter(p *plan, work *workDir, state *checkpoint, progress *progress) *writer {
 	began := time.Now()
-	_, units := unitsOf(p.inputs)
-	w := &writer{work: work, state: state, units: units, canResume: !slices.ContainsFunc(p.inputs, (*input).readableOnce),
+	_, documents := linesOrRows(p.inputs)
+	w := &writer{work: work, state: state, documents: documents, canResume: !slices.ContainsFunc(p.inputs, (*input).readableOnce),
 		progress: progress, began: began, nextSave: began.Add(time.Second)}
 	out := &outputOptions{dir: work.dir, format: outputFormats[p.settings.Format], width: p.encoding.width,
 		maxTokens: p.settings.ShardTokens, masked: p.encoding.masked, tokenizer: p.encoding.tokenizer.Name()}
@@ -63,7 +63,7 @@ func newUnitWriter(p *plan, dir *os.Root, unit string, progress *progress) *writ
 func (w *writer) write(ch *chunk) error {
 	due := time.Now().After(w.nextSave)
 	w.state.Notes.add(&ch.notes)
-	if err := w.state.Notes.checkUnusable(w.units); err != nil {
+	if err := w.state.Notes.checkUnusable(w.documents); err != nil {
 		return err
 	}
 	if w.texts != nil {
