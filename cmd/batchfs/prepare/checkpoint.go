@@ -207,7 +207,7 @@ func (w *workDir) load() (*checkpoint, error) {
 	return s, nil
 }
 
-// checkShards returns an error if a file of a complete shard is missing.
+// checkShards returns an error if a file of a shard that has ended is missing.
 func (s *checkpoint) checkShards(w *workDir) error {
 	for _, split := range s.Splits {
 		for _, shard := range split.Shards {

@@ -24,7 +24,7 @@ func (o *options) finishJob(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := j.checkComplete(sidecars); err != nil {
+	if err := j.checkAllDone(sidecars); err != nil {
 		return err
 	}
 	known := map[string]bool{}
@@ -76,7 +76,7 @@ func (j *job) sidecars(ctx context.Context) (*units.Listing, []*units.Sidecar, e
 	return &units.Listing{Output: j.out, Files: files}, sidecars, err
 }
 
-func (j *job) checkComplete(sidecars []*units.Sidecar) error {
+func (j *job) checkAllDone(sidecars []*units.Sidecar) error {
 	missing := j.plan.Summarize(sidecars).Missing
 	if len(missing) == 0 {
 		return nil

@@ -27,7 +27,7 @@ type outputFormat struct {
 	finish   func(dir *os.Root, name string, s shardInfo) error
 }
 
-// files returns the names of all files of a complete shard.
+// files returns the names of all files of a shard that has ended.
 func (f outputFormat) files(s vocabulary.Shard) []string {
 	names := []string{s.Name}
 	if ends := f.endsFile(s.Name); !strings.HasPrefix(ends, ".") {

@@ -21,8 +21,8 @@ func (s *settings) checkIDs(isGiven func(option string) bool) error {
 	return nil
 }
 
-// completeIDs checks the settings for --ids, and sets those that depend on others.
-func (s *settings) completeIDs() error {
+// resolveIDs checks the settings for --ids, and sets those that depend on others.
+func (s *settings) resolveIDs() error {
 	hasTokenizer := s.By != vocabulary.Char // which is the default
 	switch {
 	case s.IDs == "" && s.VocabSize != 0:

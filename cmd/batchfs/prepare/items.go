@@ -50,7 +50,7 @@ func OpenItems(file string, o ItemOptions, stdin io.Reader) (*Items, error) {
 		return nil, err
 	}
 	s := settings{By: o.By, As: inputFormat(o.As), Field: o.Field, Invalid: "replace", EOT: "none", Format: "headerless"}
-	if err := s.complete(); err != nil {
+	if err := s.resolve(); err != nil {
 		return nil, err
 	}
 	inputs, _, err := findInputs([]string{file}, nil, s.As, stdin, nil)

@@ -82,8 +82,8 @@ func newPlan(ctx context.Context, s settings, e encoding, inputs []*input) (*pla
 	return p, err
 }
 
-// complete checks the settings, and sets those that depend on others.
-func (s *settings) complete() error {
+// resolve checks the settings, and sets those that depend on others.
+func (s *settings) resolve() error {
 	if s.ValFiles != "" {
 		s.Val = 0
 	}
@@ -104,7 +104,7 @@ func (s *settings) complete() error {
 	case s.ID != "" && newField(s.ID, 0).inList():
 		return fmt.Errorf("--id: must lead to one value in each line or row, and not through a list (got %q)", s.ID)
 	}
-	if err := s.completeIDs(); err != nil {
+	if err := s.resolveIDs(); err != nil {
 		return err
 	}
 	if s.Format == "llm.c" && s.ShardTokens == 0 {

@@ -97,7 +97,7 @@ func (o *options) writePlan(args []string, unitBytesGiven bool) error {
 	if o.settings.IDs != "" {
 		return errors.New("--ids: does not go with --plan, because the first row decides for all whether rows have labels: prepare ids without --plan")
 	}
-	if err := o.settings.complete(); err != nil {
+	if err := o.settings.resolve(); err != nil {
 		return err
 	}
 	o.settings.ShardTokens = 0 // each unit is one shard, also in llm.c's format

@@ -198,7 +198,7 @@ func (o *options) prepare(cmd *cobra.Command, args []string) error {
 // makePlan checks the options and returns the plan for the files that the arguments name. It prints
 // what a user may want to change.
 func (o *options) makePlan(ctx context.Context, args []string) (*plan, error) {
-	if err := o.settings.complete(); err != nil {
+	if err := o.settings.resolve(); err != nil {
 		return nil, err
 	}
 	e, err := newEncoding(&o.settings, nil)
@@ -242,7 +242,7 @@ func (o *options) makeFiles(ctx context.Context, p *plan, work *workDir, s *chec
 	if err != nil {
 		return err
 	}
-	made, err := w.complete()
+	made, err := w.end()
 	if err != nil {
 		return err
 	}

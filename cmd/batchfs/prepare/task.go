@@ -260,7 +260,7 @@ func (j *job) encodeUnit(ctx context.Context, p *plan, unit int, dir string) (*u
 	if err != nil {
 		return nil, err
 	}
-	made, err := w.complete()
+	made, err := w.end()
 	if err != nil {
 		return nil, err
 	}

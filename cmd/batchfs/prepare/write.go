@@ -58,8 +58,8 @@ func newUnitWriter(p *plan, dir *os.Root, unit string, progress *progress) *writ
 	return w
 }
 
-// write appends a chunk. It saves a checkpoint after a second, then every ten seconds and after
-// each complete shard.
+// write appends a chunk. It saves a checkpoint after a second, then every ten seconds and when a
+// shard ends.
 func (w *writer) write(ch *chunk) error {
 	due := time.Now().After(w.nextSave)
 	w.state.Notes.add(&ch.notes)
@@ -70,11 +70,11 @@ func (w *writer) write(ch *chunk) error {
 		w.texts.Write(ch.text)
 	}
 	for i, split := range w.shards {
-		completed, err := split.write(ch.encoded[i])
+		ended, err := split.write(ch.encoded[i])
 		if err != nil {
 			return err
 		}
-		due = due || completed
+		due = due || ended
 	}
 	w.tokens += ch.tokens(w.shards[0].options.width)
 	w.progress.advanceTo(ch.end)
@@ -101,10 +101,10 @@ func (w *writer) save(pos position) error {
 	return w.work.save(w.state)
 }
 
-// complete completes the last shards, and returns what was written in all.
-func (w *writer) complete() (made [len(splits)]vocabulary.Split, err error) {
+// end ends the last shards, and returns what was written in all.
+func (w *writer) end() (made [len(splits)]vocabulary.Split, err error) {
 	for i, split := range w.shards {
-		if err := split.completeShard(); err != nil {
+		if err := split.endShard(); err != nil {
 			return made, err
 		}
 		made[i] = split.total()
@@ -242,13 +242,13 @@ func (s *splitWriter) shardHeader() []byte {
 	return s.options.format.header(s.state.Tokens, s.options.width)
 }
 
-// write appends tokens, completes full shards, and reports whether it completed one.
-func (s *splitWriter) write(e encodedTokens) (completed bool, err error) {
+// write appends tokens, ends full shards, and reports whether it ended one.
+func (s *splitWriter) write(e encodedTokens) (ended bool, err error) {
 	s.state.EOTInside += e.eotInside
 	s.state.EOTBegins += e.eotBegins
 	s.state.EOTEnds += e.eotEnds
 	// The last piece of a document may have no tokens. A new shard needs no end for it, because
-	// completeShard has ended the document in the last one.
+	// endShard has ended the document in the last one.
 	for len(e.tokens) > 0 || len(e.ends) > 0 && s.state.Tokens > 0 {
 		all := int64(len(e.tokens) / s.options.width)
 		n, full := all, false
@@ -279,13 +279,13 @@ func (s *splitWriter) write(e encodedTokens) (completed bool, err error) {
 			e.ends[i] -= n
 		}
 		if full {
-			completed = true
-			if err := s.completeShard(); err != nil {
+			ended = true
+			if err := s.endShard(); err != nil {
 				return false, err
 			}
 		}
 	}
-	return completed, nil
+	return ended, nil
 }
 
 // appendToShard appends the first n tokens, in which the given number of documents end, to the
@@ -337,8 +337,8 @@ func (s *splitWriter) sync() error {
 	return nil
 }
 
-// completeShard ends the current shard, unless it is empty.
-func (s *splitWriter) completeShard() error {
+// endShard ends the current shard, unless it is empty.
+func (s *splitWriter) endShard() error {
 	if s.state.Tokens == 0 {
 		return nil
 	}
@@ -375,7 +375,7 @@ func (s *splitWriter) completeShard() error {
 	return nil
 }
 
-// total describes the complete shards.
+// total describes the shards that have ended.
 func (s *splitWriter) total() vocabulary.Split {
 	all := vocabulary.Split{Shards: s.state.Shards, EOTInside: s.state.EOTInside - max(s.state.EOTBegins, s.state.EOTEnds)}
 	for _, shard := range s.state.Shards {
