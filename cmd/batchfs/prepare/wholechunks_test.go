@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -144,7 +145,7 @@ func stopAfter(t *testing.T, chunks int, args string) bool {
 	cmd := new(cobra.Command)
 	o.register(cmd)
 	testfiles.NoError(t, cmd.ParseFlags(strings.Fields(args)))
-	o.stdout, o.stderr = t.Output(), t.Output()
+	o.stdout, o.stderr = io.Discard, io.Discard
 	p, err := o.makePlan(t.Context(), cmd.Flags().Args())
 	testfiles.NoError(t, err)
 	work, err := openWorkDir(o.dir)
@@ -154,7 +155,9 @@ func stopAfter(t *testing.T, chunks int, args string) bool {
 	testfiles.NoError(t, err)
 	p, err = o.count(t.Context(), p, filepath.Join(o.dir, workDirName))
 	testfiles.NoError(t, err)
-	w := newWriter(p, work, s, o.newProgress("encoding", p.inputs, s.Position))
+	progress := o.newProgress("encoding", p.inputs, s.Position)
+	defer progress.Finish()
+	w := newWriter(p, work, s, progress)
 	defer w.close()
 	err = encodeInputs(t.Context(), p, s.Position, "", func(ch *chunk) error {
 		if chunks--; chunks > 0 {
