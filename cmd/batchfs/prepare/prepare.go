@@ -45,36 +45,38 @@ A TEXT is a file, a directory (all files below it, sorted by path), a glob, in
 which ** matches any number of directories, or - for standard input. Directories
 and globs skip names that begin with "."; directories also skip files that no
 --include matches. Symbolic links are followed; a file that one TEXT leads to in
-several ways counts once. A directory or glob with JSON lines, .parquet or .arrow
-files skips README.md, LICENSE, and the .json files with which the datasets library
-describes them, unless an --include matches only those.
+several ways counts once. A directory or glob with JSON lines, .parquet or
+.arrow files skips README.md, LICENSE, and the .json files with which the
+datasets library describes them, unless an --include matches only those.
 
-A document is a text file, a line of a .jsonl, .ndjson or .json file, or a row of a
-.parquet, .arrow, .arrows, .feather or .ipc file. Each file may be compressed with gzip or zstd. JSON lists, tables
-such as .csv, archives, images and other binary files are refused unless --as says
-how to read them.
+A document is a text file, a line of a .jsonl, .ndjson or .json file, or a row
+of a .parquet, .arrow, .arrows, .feather or .ipc file. Each file may be
+compressed with gzip or zstd. JSON lists, tables such as .csv, archives, images
+and other binary files are refused unless --as says how to read them.
 
 With --by char, a token is a character: its index in the sorted set of all
-characters of the documents. With --by byte, it is a byte. Otherwise, tokens come
-from the byte-pair encoding of GPT-2, GPT-4 (cl100k), GPT-4o (o200k), or a
-tokenizer.json or tekken.json, and are exactly those of the original library. Names
-of special tokens are encoded as ordinary text unless --special is given. Text is
-normalized only if a tokenizer.json requires it.
+characters of the documents. With --by byte, it is a byte. Otherwise, tokens
+come from the byte-pair encoding of GPT-2, GPT-4 (cl100k), GPT-4o (o200k), or a
+tokenizer.json or tekken.json, and are exactly those of the original library.
+Names of special tokens are encoded as ordinary text unless --special is given.
+Text is normalized only if a tokenizer.json requires it.
 
-A FIELD is a path into a line or row: meta.body, or messages.*.content for a text
-in each element of a list, or messages[role=user].content for elements with this
-value. With --mask, all texts of a list are taken, in their order; texts that no
-FIELD names get mask 0. If several FIELDs name the same text, the first one counts.
+A FIELD is a path into a line or row: meta.body, or messages.*.content for a
+text in each element of a list, or messages[role=user].content for elements with
+this value. With --mask, all texts of a list are taken, in their order; texts
+that no FIELD names get mask 0. If several FIELDs name the same text, the first
+one counts.
 
 With --ids, a FIELD leads to the ids of a document, which a tokenizer has made
 already, and they are written as they are. Ids whose attention_mask is 0 are
-dropped. The labels next to them, if there are any, become the mask: 1 if a label
-is the id, and 0 if it is -100.
+dropped. The labels next to them, if there are any, become the mask: 1 if a
+label is the id, and 0 if it is -100.
 
-Documents are assigned to val by a hash of the beginning of their text, or of their
-ids, so adding files moves no document between train and val. A single text file is
-divided instead: val is its end. With --val-files, val has all documents of the
-files whose paths match the GLOB, or whose names match if it has no slash.
+Documents are assigned to val by a hash of the beginning of their text, or of
+their ids, so adding files moves no document between train and val. A single
+text file is divided instead: val is its end. With --val-files, val has all
+documents of the files whose paths match the GLOB, or whose names match if it
+has no slash.
 
 FILE.index, next to each token file, records where its documents end. With --id,
 FILE.ids has a line of JSON for each document, in the same order.
@@ -85,12 +87,12 @@ The files appear in DIR when all of them are complete. After an interrupted or
 killed run, or one that ran out of disk space, the same command continues from
 the last checkpoint.
 
-To prepare on many machines, write a plan with --plan, run its tasks with --task,
-and end with --finish. A plan divides the TEXTs into units, each of which becomes a
-shard such as train_000017.bin. Tasks need only the plan, the TEXTs and DIR. They
-may run in any order and number, be killed, and run again: what is done is skipped.
-Before --finish, a mount rejects DIR. The plan, the TEXTs and DIR may be in a store
-that speaks S3, such as s3://bucket/web.`,
+To prepare on many machines, write a plan with --plan, run its tasks with
+--task, and end with --finish. A plan divides the TEXTs into units, each of
+which becomes a shard such as train_000017.bin. Tasks need only the plan, the
+TEXTs and DIR. They may run in any order and number, be killed, and run again:
+what is done is skipped. Before --finish, a mount rejects DIR. The plan, the
+TEXTs and DIR may be in a store that speaks S3, such as s3://bucket/web.`,
 		Example: `  batchfs prepare input.txt --out data
   batchfs prepare input.txt --by gpt2 --out data
   batchfs prepare 'web/**/*.jsonl.zst' --val 0.0005 --shard-tokens 100000000 --out data

@@ -114,7 +114,7 @@ func (j *job) begin(ctx context.Context) (done []string, err error) {
 	return done, nil
 }
 
-// undone returns the units of a task without files that are as their sidecars say.
+// undone returns the units of a task that have no sidecar, or whose files differ from it.
 func (j *job) undone(ctx context.Context, all []int, done []string) (todo []int, err error) {
 	for _, unit := range all {
 		if done[unit] != "" {

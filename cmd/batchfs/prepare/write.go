@@ -342,7 +342,8 @@ func (s *splitWriter) endShard() error {
 	if s.state.Tokens == 0 {
 		return nil
 	}
-	if err := s.openShard(); err != nil { // after an interruption, the files may exist already
+	// After a resume, the shard has tokens, but its files may not be open yet.
+	if err := s.openShard(); err != nil {
 		return err
 	}
 	if _, err := s.files[0].WriteAt(s.shardHeader(), 0); err != nil {
