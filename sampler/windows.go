@@ -105,7 +105,8 @@ func (s *starts) extentOf(pos int64) (extent array.Extent, before int64) {
 	return s.extents[i], s.loadSums(s.disjointSums, s.spec.stride).before(i)
 }
 
-// loadSums returns the sums of starts that are step apart, which are cached in p.
+// loadSums returns, for each extent, how many starts, step apart, lie up to its end. p caches the
+// result.
 func (s *starts) loadSums(p *atomic.Pointer[prefixSums], step int64) prefixSums {
 	if sums := p.Load(); sums != nil {
 		return *sums

@@ -357,8 +357,8 @@ func (c *Cache) markLatest(b *cacheBlock) {
 	b.order = c.lastOrder
 }
 
-// load looks for a block in the directory, and otherwise fetches it. If the block is prefetched,
-// b.bytes is a buffer for it.
+// load looks for a block in the directory, and otherwise fetches it. A prefetched block arrives
+// with its buffer in b.bytes; any other block waits for one.
 func (c *Cache) load(b *cacheBlock) {
 	buffer := b.bytes
 	b.bytes = nil

@@ -10,8 +10,8 @@ import (
 const IndexSuffix = ".index"
 
 // Ends says where an index lists the ends of documents, as little-endian int64 in nondecreasing
-// order. An end is the position after the document's last element. If the index has sequences, an
-// end is instead the number of the sequence after the document's last one, and a second list has
+// order. An end is the position after the document's last element. In an index of Megatron-LM, a
+// document ends after a sequence instead: the list then has sequence numbers, and a second list has
 // the byte offset of each sequence in the token file. The field names are part of snapshots.
 type Ends struct {
 	At, Count         int64 // offset of the ends in bytes, and their number

@@ -33,9 +33,9 @@ all arrays of each batch, like batch/<k>.safetensors. --format info writes info.
 and no batch.
 
 With --count 0, cat writes until the reader closes the pipe or the batches end, so a
-trainer without /dev/fuse can read its batches from a pipe. To resume with the same sequence, pass
-the identity from info.json with --identity: cat fails if the tokens or settings
-have changed.
+trainer without /dev/fuse can read its batches from a pipe. To resume with the same
+sequence, pass the identity from info.json with --identity: cat fails if the tokens
+or settings have changed.
 
 SPLIT is a split of the configuration, such as train or train/rank=3,world=8, or its
 path in a mount. In a mount, the mount's configuration applies.`,

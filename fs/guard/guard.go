@@ -266,7 +266,8 @@ func (g *Guard) beginRequest(
 	}
 	r = requestPool.Get().(*request)
 	*r = request{
-		id: header.Unique, node: header.NodeId, thread: header.Pid, split: cost.Split, class: class, replyBytes: reply, pages: cost.Pages,
+		id: header.Unique, node: header.NodeId, thread: header.Pid,
+		split: cost.Split, class: class, replyBytes: reply, pages: cost.Pages,
 		isQueued: waits, admitted: r.admitted, interrupted: interrupted, cancel: r.cancel,
 	}
 	g.requests = append(g.requests, r)

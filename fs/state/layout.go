@@ -59,19 +59,19 @@ func (s *Shared) sections() []section {
 // mountState describes the mount as a whole. New fields go at its end, because processes of other
 // builds map it too.
 type mountState struct {
-	Began     int64         // time of mounting, in nanoseconds since 1970; the supervisor's
-	Closing   atomic.Uint32 // nonzero once files can no longer be opened; the supervisor's
+	Began     int64         // time of mounting, nanoseconds since 1970; written by the supervisor
+	Closing   atomic.Uint32 // nonzero once files can no longer be opened; written by the supervisor
 	Worker    atomic.Int64  // process id of the serving worker
 	Workers   atomic.Uint64 // workers that have served, including the current one
-	Crashes   atomic.Uint64 // workers that crashed or hung; the supervisor's
-	Heartbeat atomic.Int64  // clock.Now when the worker last answered a ping; the supervisor's
+	Crashes   atomic.Uint64 // workers that crashed or hung; written by the supervisor
+	Heartbeat atomic.Int64  // clock.Now of the worker's last pong; written by the supervisor
 
 	Init      Text // INIT, the kernel's first request on a connection
 	InitReply Text
 
-	HandedOver  Text          // record of mount.Adopt, or empty; the supervisor's
-	LastRestart Text          // error of the last restart, or empty; the supervisor's
-	Restarts    atomic.Uint64 // restarts that succeeded or were rejected; the supervisor's
+	HandedOver  Text          // record of mount.Adopt, or empty; written by the supervisor
+	LastRestart Text          // error of the last restart, or empty; written by the supervisor
+	Restarts    atomic.Uint64 // restarts that succeeded or were rejected; written by the supervisor
 
 	assigning struct { // assignment in progress (Handles.takeNumber), unless id is 0
 		id, fh, number, version atomic.Uint64
@@ -81,8 +81,8 @@ type mountState struct {
 	slotsUsed           atomic.Uint64 // slots ever used
 	assignmentsRecorded atomic.Uint64 // assignments ever recorded
 
-	Supervisor, Standby atomic.Int64 // process ids, at most a second old; the supervisor's
-	OOMScore            atomic.Int64 // initial oom_score_adj of the supervisor; the supervisor's
+	Supervisor, Standby atomic.Int64 // process ids, at most a second old; written by the supervisor
+	OOMScore            atomic.Int64 // the supervisor's initial oom_score_adj, which it writes
 	program             [64]byte     // version of the worker's batchfs, padded with zeros
 }
 
