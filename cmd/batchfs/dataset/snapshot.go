@@ -141,8 +141,9 @@ func (s *Snapshot) WarnUnleased(c *config.Config, log *slog.Logger) {
 // MountedSplits returns the splits as a mount serves them, whose state is shared. The configuration
 // of o must be that of the snapshot. Token files are opened when they are first read.
 //
-// When token files have changed, s is updated before the split serves the new tokens, and publish
-// gets a file with the new s, from which later workers start. publish must close the file.
+// When token files have changed, publish gets a file with the new s, from which later workers
+// start, before the split serves the new tokens. publish must close the file. If it fails, s stays
+// as it was.
 func (s *Snapshot) MountedSplits(
 	o *Opener, log *slog.Logger, shared *state.Shared, publish func(*os.File) error,
 ) ([]fs.Split, error) {
@@ -150,12 +151,18 @@ func (s *Snapshot) MountedSplits(
 	changed := func(d *Dataset) error {
 		mu.Lock()
 		defer mu.Unlock()
-		*s.find(d.Split.Name) = d.snapshot()
+		split := s.find(d.Split.Name)
+		old := *split
+		*split = d.snapshot()
 		file, err := s.File()
-		if err != nil {
-			return err
+		if err == nil {
+			err = publish(file)
 		}
-		return publish(file)
+		if err != nil {
+			// A later call for another split must not publish tokens that no worker serves.
+			*split = old
+		}
+		return err
 	}
 	var all []fs.Split
 	for _, split := range o.Config.Splits {

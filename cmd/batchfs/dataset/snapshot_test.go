@@ -89,7 +89,8 @@ func TestChangeIsPublished(t *testing.T) {
 		openMany(t)
 		full := errors.New("full")
 		fail := full
-		all := mountedSplitsOf(t, takeWith(t, config.Flags{Sets: []string{"splits.mix.on_change=follow"}}), func(file *os.File) error {
+		s := takeWith(t, config.Flags{Sets: []string{"splits.mix.on_change=follow"}})
+		all := mountedSplitsOf(t, s, func(file *os.File) error {
 			file.Close()
 			return fail
 		})
@@ -99,12 +100,17 @@ func TestChangeIsPublished(t *testing.T) {
 		if now, err := checkAll(mix); now != old || !errors.Is(err, full) || !errors.Is(err, syscall.ESTALE) {
 			t.Errorf("%s: not published: %v", file, err)
 		}
+		if now := s.find("mix"); now.Version != 0 || now.Fingerprint != old.fingerprint {
+			t.Errorf("%s: a snapshot that was not published is kept: version %d", file, now.Version)
+		}
 		fail = nil
 		v := *mix.watch.view.Load()
 		v.retryAt, v.restUntil = 0, 0 // skip the backoff
 		mix.watch.view.Store(&v)
 		if now := mustCheckAll(t, mix); now.Version != 1 || now.fingerprint == old.fingerprint {
 			t.Errorf("%s: version %d, fingerprint %s", file, now.Version, now.fingerprint)
+		} else if kept := s.find("mix"); kept.Version != 1 || kept.Fingerprint != now.fingerprint {
+			t.Errorf("%s: the snapshot that was published is not kept: version %d", file, kept.Version)
 		}
 		if err := old.Read(make([]byte, 1<<7), 0, 0); !errors.Is(err, syscall.ESTALE) {
 			t.Errorf("%s: the old tokens are read: %v", file, err)
