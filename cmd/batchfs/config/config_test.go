@@ -23,7 +23,7 @@ import (
 // decodeText decodes a configuration. So that every configuration in a test is also a case for
 // Text, the error says if c.Text() is not the same configuration.
 func decodeText(text string, sets ...string) (*Config, error) {
-	c, err := RawConfig{"config.toml", text, sets}.decode()
+	c, err := RawConfig{"config.toml", text, sets}.decode("")
 	if err != nil {
 		return nil, err
 	}
@@ -38,7 +38,7 @@ func checkText(c *Config) error {
 		}
 		return err
 	}
-	printed, err := RawConfig{"config.toml", text, nil}.decode()
+	printed, err := RawConfig{"config.toml", text, nil}.decode("")
 	if err != nil {
 		return fmt.Errorf("the text of %+v\nis %s\nwhich is rejected: %w", c, text, err)
 	}
@@ -507,5 +507,5 @@ func decodeFile(file string, sets []string) (*Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	return raw.decode()
+	return raw.decode("")
 }

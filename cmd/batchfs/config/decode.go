@@ -25,14 +25,15 @@ type RawConfig struct {
 // Decode returns the configuration, which has at least one split. The error names the line, the key
 // and the rule that its value breaks.
 func (r RawConfig) Decode() (*Config, error) {
-	c, err := r.decode()
+	c, err := r.decode("")
 	if err == nil && len(c.Splits) == 0 {
 		err = fmt.Errorf("%s: no splits; at least one is needed, as in splits.train.tokens = \"data/train.bin\"", r.File)
 	}
 	return c, failure.Config.Wrap(err)
 }
 
-func (r RawConfig) decode() (*Config, error) {
+// decode decodes the split called only, which need not exist, or all splits if only is empty.
+func (r RawConfig) decode(only string) (*Config, error) {
 	docs, err := r.documents()
 	if err != nil {
 		return nil, err
@@ -42,7 +43,8 @@ func (r RawConfig) decode() (*Config, error) {
 	for _, inSplits := range []bool{false, true} {
 		for _, d := range docs {
 			for _, k := range d.keys {
-				if (k[0] == "splits") == inSplits {
+				isSkipped := only != "" && k[0] == "splits" && len(k) > 1 && k[1] != only
+				if (k[0] == "splits") == inSplits && !isSkipped {
 					err = cmp.Or(err, c.decodeKey(d, k, batch))
 				}
 			}

@@ -46,7 +46,7 @@ func (f *Flags) LoadStore() (s Store, err error) {
 		}
 		raw.Text = string(text)
 	}
-	c, err := raw.decode()
+	c, err := raw.decode("")
 	if err != nil {
 		return s, err
 	}
@@ -99,6 +99,17 @@ func (f *Flags) Load() (*Config, error) {
 		return nil, err
 	}
 	return raw.Decode()
+}
+
+// LoadSplit is like Load, but the configuration it returns has only the split called name. The
+// other splits need not be valid.
+func (f *Flags) LoadSplit(name string) (*Config, error) {
+	raw, err := f.Read()
+	if err != nil {
+		return nil, err
+	}
+	c, err := raw.decode(name)
+	return c, failure.Config.Wrap(err)
 }
 
 // setArgsForData returns --set arguments that define splits for the token files in a directory.

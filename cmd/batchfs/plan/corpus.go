@@ -104,11 +104,15 @@ func (o *options) openCorpus(path string) (*corpus, error) {
 		return nil, err
 	}
 	flags := o.config
+	var from *config.Config
 	if len(sizes) > 0 {
-		// The configuration needs a split. Its file is never opened.
+		// The file of this split is never opened. The other splits are left out, because the settings
+		// in --set batch.* need not suit them.
 		flags.Sets = append(slices.Clone(flags.Sets), "splits.plan.tokens=s3://plan/tokens.bin")
+		from, err = flags.LoadSplit("plan")
+	} else {
+		from, err = flags.Load()
 	}
-	from, err := flags.Load()
 	if err != nil {
 		return nil, err
 	}

@@ -202,6 +202,23 @@ splits.train.stages = [{weights = {web = 9, math = 1}}, {from_row = 400, weights
 	}
 }
 
+// The splits that --tokens and --source replace don't have to suit the settings of [batch].
+func TestReplacedSplits(t *testing.T) {
+	config := filepath.Join(t.TempDir(), "config.toml")
+	testfiles.NoError(t, os.WriteFile(config, []byte("[batch]\nbatch_size = 3\n[splits.val]\ntokens = \"val.bin\"\norder = \"sequential\""), 0o600))
+	for _, corpus := range []string{"--tokens=1T", "--source=web=1T:1"} {
+		args := []string{"--step=1s", "--hosts=2", "--gpus=8", "--set=batch.order=shuffle", "--set=batch.shuffle_block=64MiB", corpus}
+		got := runEstimate(t, append(args, "-c", config)...)
+		if want := runEstimate(t, append(args, "--set=batch.batch_size=3")...); !reflect.DeepEqual(got, want) {
+			t.Errorf("%s with another split: %+v, want %+v", corpus, got, want)
+		}
+		_, err := runPlan(t, append(args, "-c", config, "--set=batch.order=sequential")...)
+		if err == nil || !strings.Contains(err.Error(), "splits.plan") {
+			t.Errorf("%s with settings that it cannot have: %v", corpus, err)
+		}
+	}
+}
+
 func TestErrors(t *testing.T) {
 	for _, test := range []struct {
 		args  string
