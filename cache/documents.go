@@ -130,7 +130,7 @@ func (x *documentIndex) documentAt(token int64) (document int64, ends []int64, e
 
 // read sets ends to the ends of documents first, first+1, ... of the shard.
 func (x *documentIndex) read(first int64, ends []int64) error {
-	before := min(first, 1) // one earlier end, if any, with which checkSorted compares
+	before := min(first, 1) // checkSorted also needs the end before first, if there is one
 	all := make([]int64, before+int64(len(ends)))
 	if err := x.documentEnds.read(x.blob, first-before, all); err != nil {
 		return err

@@ -17,7 +17,7 @@ import (
 // [Open] adds to it. It belongs to one goroutine.
 type Fingerprint struct {
 	Also   *Fingerprint // another fingerprint to which the files are added; nil: none
-	sum    io.Writer    // a hash, or a buffer that is added to the hash later
+	sum    io.Writer    // a hash or, in a part, the bytes that join adds to it
 	blocks int64        // number of blocks sampled in each file
 }
 

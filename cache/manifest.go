@@ -76,8 +76,8 @@ type File struct {
 	unleased string
 }
 
-// maxParallelOpens is how many files are opened, or cache blocks fetched, at the same time, because
-// a store takes long to answer.
+// maxParallelOpens limits how many files are opened, or cache blocks fetched, at the same time. One
+// after the other would be slow, because a store takes long to answer.
 const maxParallelOpens = 32
 
 // Open opens files as one array, in the order of paths. It returns an error if a file cannot be

@@ -34,8 +34,8 @@ type Split interface {
 	// settings yield the same Spec.Name. The error wraps syscall.ENOENT if a setting is unknown.
 	With(settings string) (Split, error)
 
-	// OnChange sets a function that gets each new BatchList before another method returns it, one
-	// call at a time. It must be called before the Split is used concurrently.
+	// OnChange sets a function that is called with each new BatchList, one call at a time, before
+	// any other method returns it. OnChange must be called before the Split is used concurrently.
 	OnChange(f func(BatchList))
 
 	// Stalled returns how long a check of all token files has been blocked, or 0.

@@ -161,9 +161,9 @@ func (t *tree) locate(r readRequest) (filePart, error) {
 	if err != nil {
 		return filePart{}, err
 	}
-	// The handle of a numbered file is the version that Open saw. It is compared too, because an inode
-	// in batch/ has only the low bits of its version. Do so before the size is used: a reader of old
-	// tokens must get an error, not the end of a shorter new file.
+	// The handle of a numbered file is the version that Open saw. It is compared too, because an
+	// inode in batch/ has only the low bits of its version. Do so before the size is used: a reader
+	// of old tokens must get an error, not the end of a shorter new file.
 	if i.kind().isNumbered() && r.Fh != uint64(b.Spec().Version) || i.outdated(b) {
 		return filePart{}, state.ErrOutdated
 	}

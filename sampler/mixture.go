@@ -169,7 +169,8 @@ func decimal(w float64) *big.Rat {
 
 // apportion divides the weights by their sum, brings them to their least common denominator D, and
 // returns the numerators as quotas. If D exceeds maxPeriod, it rounds to multiples of 1/maxPeriod
-// by largest remainders. It reads a weight as its shortest decimal form. One must be above 0.
+// by largest remainders. A weight counts as its shortest decimal form. At least one must be
+// above 0.
 func apportion(weights []float64) ([]int, error) {
 	whole, scale, common := make([]*big.Int, len(weights)), big.NewInt(1), new(big.Int)
 	exact := make([]*big.Rat, len(weights))

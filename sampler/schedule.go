@@ -284,7 +284,7 @@ func (s *Schedule) DivergesAt(t *Schedule) (row uint64, diverges bool) {
 		m, n, end := s.mixtures[i], t.mixtures[j], min(s.endOf(i), t.endOf(j))
 		inS, inT, common := row-s.Phases[i].Row, row-t.Phases[j].Row, min(len(m.quotas), len(n.quotas))
 		if m.period != n.period || inS%uint64(m.period) != inT%uint64(m.period) || !slices.Equal(m.quotas[:common], n.quotas[:common]) {
-			// If as many rows as both periods have are equal, so are all (Fine and Wilf, 1965).
+			// If the first m.period + n.period rows are equal, all are (Fine and Wilf, 1965).
 			for k := range min(end-row, uint64(m.period+n.period)) {
 				a, _ := m.sourceOf(inS + k)
 				if b, _ := n.sourceOf(inT + k); a != b {

@@ -15,7 +15,7 @@ type Extent struct {
 	Name    string // path of the first file
 	Start   int64  // position of the first element
 	Len     int64  // elements
-	Matched bool   // whether only globs match the first file; it may then be shorter than a window
+	Matched bool   // whether only globs name the first file, so it may be too short for a row
 }
 
 // A Location is the place of an element.

@@ -43,8 +43,8 @@ func (b *StoreBlob) Stamp() localfile.Stamp { return b.stamp }
 
 func (b *StoreBlob) Sample() localfile.Sample { return b.sample }
 
-// Check sends no request, because every fetch compares the ETag. Only once the object is known to
-// have been replaced does it revalidate the object, about once a second.
+// Check sends no request, because every fetch compares the ETag. The exception is an object that is
+// known to have been replaced: Check revalidates it, about once a second.
 func (b *StoreBlob) Check() error {
 	changed := b.changed.Load()
 	if changed == nil {

@@ -69,7 +69,7 @@ func (d *disk) makeRoom(s *WorkingSet, need int64) error {
 	victims, inUse := victimsIn(objects, sets, func(other SavedWorkingSet) bool {
 		return other.file == s.file || other.Touched.UnixNano() >= horizon
 	})
-	// Evicting more than needed saves measuring the directory again for every block.
+	// Evict more than needed, so that the directory is not measured again for every block.
 	removed, err := d.evict(victims, over+d.limit/64)
 	if err != nil {
 		return err

@@ -101,8 +101,8 @@ func (c *Cache) waitForBuffer() (buffer []byte, waited bool) {
 	return buffer, waited
 }
 
-// remove removes a block from memory, so that reads use its file. The caller holds mu, and then
-// owns the buffer.
+// remove removes a block from memory, so that reads use its file. The caller holds mu, and owns
+// the block's buffer afterwards.
 func (c *Cache) remove(b *cacheBlock) {
 	delete(c.cached, b.key)
 	b.key.object.files[b.key.index].Store(b.file)

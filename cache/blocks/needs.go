@@ -37,7 +37,7 @@ type need struct {
 const justPassed = 4
 
 // distance returns how many batches come before the next one that needs the block. ok is false if
-// no batch does any more, or the stream seems to have ended.
+// no further batch needs it, or if the stream seems to have ended.
 func (n need) distance() (batches uint64, ok bool) {
 	batch := n.stream.batch.Load()
 	return max(n.firstBatch, batch) - batch, batch <= n.lastBatch && n.stream.isActive()

@@ -88,7 +88,7 @@ func (s *Shared) splitNumber(name string) int {
 	return 0
 }
 
-// describing is held while this process writes the fields of a Furthest that describe a batch.
+// describing lets one goroutine at a time write the fields of a Furthest that describe a batch.
 var describing sync.Mutex
 
 // Record records that the first rows of the schedule are being read, the last of them as part of a

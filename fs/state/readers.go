@@ -43,8 +43,8 @@ type ReaderStats struct {
 	signedSince atomic.Int64
 }
 
-// Since reports whether the reader is waiting for a reply, and for how long. Otherwise, d is the
-// time since its last reply.
+// Since reports whether the reader is waiting for a reply. If so, d is how long it has waited;
+// otherwise, d is the time since its last reply.
 func (r *ReaderStats) Since() (waits bool, d time.Duration) {
 	signedSince := r.signedSince.Load()
 	return signedSince < 0, time.Duration(clock.Now() - max(signedSince, -signedSince))

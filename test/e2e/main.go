@@ -84,7 +84,7 @@ func findPrograms(dir string) error {
 	if raceEnabled {
 		programs[&Batchfs] = [2]string{"batchfs-race", `go build -race -o "$0" ../cmd/batchfs`}
 	}
-	// built holds the `go test` that built the programs in the cache, and its Python.
+	// The file built names the `go test` that built the programs in the cache, and its Python.
 	built, run := filepath.Join(cache, "built"), goTest()
 	record, _ := os.ReadFile(built)
 	by, python, _ := strings.Cut(string(record), "\n")

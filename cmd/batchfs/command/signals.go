@@ -34,8 +34,8 @@ func UntilSignal(ctx context.Context) context.Context {
 	}))
 }
 
-// StopNotifying leaves further signals to others than a context of UntilSignal. If a signal has
-// arrived, the context has ended when StopNotifying returns.
+// StopNotifying makes further signals no longer end ctx, a context of UntilSignal, so that others
+// can handle them. If a signal has arrived before, ctx has ended when StopNotifying returns.
 func StopNotifying(ctx context.Context) { ctx.Value(stopKey{}).(func())() }
 
 // ErrInterrupted is the error of a command that a signal has ended.

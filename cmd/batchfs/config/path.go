@@ -20,8 +20,9 @@ func (e unknownSetting) Error() string      { return string(e) }
 func (unknownSetting) Is(target error) bool { return target == syscall.ENOENT }
 
 // With returns the split under the settings of a path component, such as "rank=3,world=8". The
-// error names the whole path and the rule for the value. It matches syscall.ENOENT if a path has no
-// such key, and no errno otherwise. Both splits share their slices and maps.
+// error names the whole path and the rule for the value. It matches syscall.ENOENT if settings has
+// a key that cannot be set in a path, and no errno otherwise. Both splits share their slices and
+// maps.
 func (s *Split) With(settings string) (_ *Split, err error) {
 	defer func() { err = failure.Config.Wrap(err) }()
 	n := *s

@@ -20,8 +20,8 @@ import (
 
 // Text returns the shortest configuration file that decodes to c. It has the keys that decide
 // something, each with the first sentence of its help where it first occurs. Keys that all splits
-// set to the same value are in [batch]. Paths are relative to the working directory, if they are in
-// c, so the file belongs there. It is an error if TOML cannot represent a string of c.
+// set to the same value are in [batch]. Paths that are relative in c stay relative to the working
+// directory, so the file belongs there. It is an error if TOML cannot represent a string of c.
 func (c *Config) Text() (string, error) {
 	p := printer{explained: map[*key]bool{}}
 	p.keys(c, &topTable, differs(c, Default()))
@@ -57,8 +57,8 @@ func differs(c, d any) func(*key) bool {
 	return func(k *key) bool { return k.set != nil && !reflect.DeepEqual(k.get(c), k.get(d)) }
 }
 
-// mustSet reports whether a file must set a key of s: whether it does not have its default, or has
-// none that is the same for all token files.
+// mustSet reports whether a file must set a key of s: if its value differs from the default, or if
+// it is set and its default depends on the token files.
 func (s *Split) mustSet(k *key) bool {
 	return differs(s, defaultSplit())(k) || k.set != nil && k.initial == nil && s.IsSet(k.name)
 }

@@ -80,8 +80,8 @@ func (o *Opener) resolveArrays(
 	return s, specs, h, nil
 }
 
-// leaveOutEmpty removes the files without elements that globs match from source i. It keeps files
-// of previous arrays: one that has become empty is probably being overwritten.
+// leaveOutEmpty removes from source i the files that globs match and that have no elements. It
+// keeps files of previous arrays: one that has become empty is probably being overwritten.
 func (o *Opener) leaveOutEmpty(s *config.Split, i int, files *config.SourceFiles, previous [][]*cache.Array) {
 	matched := maps.Clone(files.Matched)
 	if i < len(previous) {

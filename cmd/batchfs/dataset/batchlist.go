@@ -186,8 +186,8 @@ func (d *Dataset) checkBatch(k uint64) (wrong blob.Blob, err error) {
 	return nil, nil
 }
 
-// checkMany checks files concurrently and returns a wrong one with its error. This code is not in
-// checkBatch, so that checkBatch allocates nothing for few files.
+// checkMany checks files concurrently. If one is wrong, it returns that file and its error. It is
+// not part of checkBatch, so that checkBatch allocates nothing for few files.
 func checkMany(files []blob.Blob) (wrong blob.Blob, err error) {
 	checkFiles(slices.Values(files), func(file blob.Blob, e error) {
 		if e != nil {

@@ -180,7 +180,8 @@ func (s State) differences(now State) (list []string) {
 		case "step", "row", "identity":
 			may = true
 		case "batch_size", "world", "local_world":
-			// The torch orders draw each batch of a rank at once.
+			// The torch orders draw all rows of a rank's batch together, so other batches have
+			// other rows.
 			may = !sameBatches && !isTorch(sampler.Order(now.text("order")))
 		case "weights":
 			may = isScheduled && sameSchedule(s.text(key), now.text(key), end)

@@ -106,8 +106,8 @@ func (o *options) openCorpus(path string) (*corpus, error) {
 	flags := o.config
 	var from *config.Config
 	if len(sizes) > 0 {
-		// The file of this split is never opened. The other splits are left out, because the settings
-		// in --set batch.* need not suit them.
+		// The file of this split is never opened. The other splits are left out, because the
+		// settings in --set batch.* need not suit them.
 		flags.Sets = append(slices.Clone(flags.Sets), "splits.plan.tokens=s3://plan/tokens.bin")
 		from, err = flags.LoadSplit("plan")
 	} else {

@@ -163,7 +163,8 @@ func defaultLog(mountpoint string) (string, error) {
 		return "", fmt.Errorf("no directory for the log: %w; name a file with --log", err)
 	}
 	name := strings.ReplaceAll(strings.Trim(mountpoint, "/"), "/", "-")
-	if len(name) > 200 || strings.Contains(mountpoint, "-") { // too long, or /a-b and /a/b would get the same name
+	// The name would be too long, or /a-b and /a/b would get the same name.
+	if len(name) > 200 || strings.Contains(mountpoint, "-") {
 		sum := fnv.New64a()
 		io.WriteString(sum, mountpoint)
 		name = fmt.Sprintf("%s-%x", name[max(0, len(name)-200):], sum.Sum64())

@@ -74,8 +74,8 @@ func (c *check) reportDuplicates() (same map[*checkedFile]*checkedFile) {
 	return same
 }
 
-// reportOverlaps reports passages that occur twice, except in files with the same content and
-// leaks.
+// reportOverlaps reports passages that occur twice, other than leaks and the passages of files with
+// the same content.
 func (c *check) reportOverlaps(same map[*checkedFile]*checkedFile) {
 	files := c.mainFiles()
 	var starts []int64

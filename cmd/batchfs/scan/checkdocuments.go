@@ -77,8 +77,8 @@ func (c *check) checkEnds(ctx context.Context, f *checkedFile, a *cache.Array) e
 }
 
 // countEndOfText compares the ends of documents with the tokens of a block, which begins at index
-// at of the file. Empty documents don't count. The last of the others may lack its end-of-text
-// token, because the next file may continue it.
+// at of the file. Empty documents don't count. The last document that is not empty may lack
+// its end-of-text token, because the next file may continue it.
 func (r *result) countEndOfText(raw []byte, at int64) error {
 	f := r.file
 	begin, end, documents := at, at+int64(len(raw)/f.size), f.documents.Count()

@@ -71,7 +71,7 @@ type coreUse struct {
 	tokens []uint32
 }
 
-// An itemPlace is where a core begins.
+// An itemPlace is where an occurrence of an item's core begins: see coreOf.
 type itemPlace struct {
 	file  *checkedFile
 	index int64
@@ -100,6 +100,8 @@ func coreStart(tokens []uint32) int {
 	return max(0, min(freeTokens, len(tokens)-freeTokens-itemGram))
 }
 
+// coreOf returns the tokens that an occurrence must have: all but freeTokens at each end, or fewer
+// at the start of a short encoding.
 func coreOf(tokens []uint32) []uint32 { return tokens[coreStart(tokens) : len(tokens)-freeTokens] }
 
 func lastOf(tokens []uint32, n int) []uint32 { return tokens[len(tokens)-n:] }

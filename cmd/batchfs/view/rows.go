@@ -91,8 +91,8 @@ func (s *sequence) row(k uint64, j, at, n int) (r row, err error) {
 	return r, nil
 }
 
-// begins returns the indexes of a window, from at+1 to at+n-1, at which documents begin. The window
-// begins at position start of the source.
+// begins returns at which of the indexes at+1 to at+n-1 of a window documents begin. The window
+// itself begins at position start of the source.
 func begins(documents *cache.Documents, start int64, at, n int) ([]int, error) {
 	list := []int{}
 	if n < 2 {
