@@ -270,8 +270,8 @@ func (t *tree) ReadDir(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryLis
 	return fuse.OK
 }
 
-// StatFs reports the size of the files as that of a file system without free space: df and file
-// managers take one without blocks for a pseudo file system.
+// StatFs reports a file system that is as large as its files and has no free space. Without a size,
+// df and file managers would take it for a pseudo file system.
 func (t *tree) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {
 	out.Bsize, out.Frsize, out.NameLen = stdioBlksize, stdioBlksize, maxNameLen
 	for n := 1; n <= t.sequences.splitCount; n++ {

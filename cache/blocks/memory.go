@@ -49,8 +49,8 @@ func (b *cacheBlock) evictionRank() (rank evictionRank, batches uint64) {
 }
 
 // takeBuffer returns a buffer, or nil if none is available yet. It may evict a block that is not
-// being read: one that is not known to be needed or, if urgent because a reader waits, one that a
-// stream will need. The caller holds mu.
+// being read: one that is not known to be needed or, if urgent is true because a reader is waiting,
+// one that a stream will need. The caller holds mu.
 func (c *Cache) takeBuffer(urgent bool) []byte {
 	if n := len(c.freeBuffers); n > 0 {
 		buffer := c.freeBuffers[n-1]

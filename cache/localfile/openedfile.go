@@ -12,9 +12,9 @@ import (
 // (runtime.KeepAlive) while it uses fd.
 type openedFile struct{ fd int }
 
-// descriptors counts the descriptors that all files keep, up to maxDescriptors in the process,
-// which leaves most of them to the rest of the program. Files beyond this limit are opened for each
-// read.
+// descriptors counts the descriptors that all files keep. The limit, maxDescriptors, leaves most of
+// the descriptors of the process to the rest of the program. Files beyond the limit are opened for
+// each read.
 var (
 	descriptors atomic.Int64
 

@@ -30,7 +30,8 @@ class Meter(Locked):
         self._info = info
         self._shared = shared or Shared()
         names = [p.name for p in parts(layouts(info))]
-        self._source = names.index("source") if "source" in names else None  # None if all rows come from the same source
+        # None if all rows come from the same source.
+        self._source = names.index("source") if "source" in names else None
         self._began: float | None = None
         self.last = -1
         self._reset()

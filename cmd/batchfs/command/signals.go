@@ -13,8 +13,8 @@ import (
 
 type stopKey struct{} // key of the function behind StopNotifying
 
-// UntilSignal returns a context that ends with the first signal. Then, the default action is
-// restored, so a second one kills the process.
+// UntilSignal returns a context that ends with the first signal. From then on, signals have their
+// default action again, so a second signal kills the process.
 func UntilSignal(ctx context.Context) context.Context {
 	first := make(chan os.Signal, 1)
 	signal.Notify(first, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)

@@ -115,8 +115,8 @@ func (p *printer) split(s *Split, inBatch map[string]bool) {
 	}
 }
 
-// arrays prints the list of aligned arrays of a split or a source. A list that is empty, not nil,
-// serves none.
+// arrays prints the list of aligned arrays of a split or a source. An empty list,
+// unlike nil, serves no arrays.
 func (p *printer) arrays(parent string, list []AlignedArray) {
 	if list != nil && len(list) == 0 {
 		p.line("arrays = []")

@@ -150,8 +150,8 @@ func (p *pendingMount) prepare(f *MountFlags, cmd *cobra.Command, args []string)
 	return err
 }
 
-// stopAfterParent sends SIGTERM to this process once its parent has ended. PR_SET_PDEATHSIG would
-// do so already when the thread that started this process ends.
+// stopAfterParent sends SIGTERM to this process once its parent has ended. It does not use
+// PR_SET_PDEATHSIG, which sends the signal when the thread that started this process ends.
 func stopAfterParent(parent int) {
 	for os.Getppid() == parent {
 		time.Sleep(time.Second)

@@ -33,8 +33,8 @@ type Item struct {
 	Unit   string // "line" or "row"
 	Number int64  // number of the line or row in its file, from 1
 	Text   string // beginning of the text
-	// Encodings has the tokens of the text. There are several if what precedes the text changes
-	// more than its first tokens. The first one is that of the text by itself.
+	// Encodings has the tokens of the text, first those of the text by itself. There are more if
+	// what precedes the text can change others than its first tokens.
 	Encodings [][]uint32
 }
 
