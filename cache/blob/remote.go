@@ -20,19 +20,23 @@ import (
 type Remote struct {
 	Store  store.Options
 	Blocks blocks.Options
-	Log    *slog.Logger // log of failures of the cache directory; nil: slog.Default
+	Log    *slog.Logger // log of failures of the cache directory, and of Note; nil: slog.Default
+
+	noted sync.Map // URLs with a note
 
 	mu      sync.Mutex // guards the fields below
 	clients map[string]*store.Client
 	cache   *blocks.Cache
 }
 
+func (r *Remote) log() *slog.Logger { return cmp.Or(r.Log, slog.Default()) }
+
 // client returns the client for a scheme. It also creates the cache.
 func (r *Remote) client(scheme string) (_ *store.Client, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.cache == nil {
-		r.cache, r.clients = blocks.New(r.Blocks, cmp.Or(r.Log, slog.Default())), map[string]*store.Client{}
+		r.cache, r.clients = blocks.New(r.Blocks, r.log()), map[string]*store.Client{}
 	}
 	if r.clients[scheme] == nil {
 		r.clients[scheme], err = store.New(scheme, r.Store)

@@ -160,11 +160,21 @@ func (t countingTransport) RoundTrip(req *http.Request) (*http.Response, error) 
 
 // List returns the objects whose keys begin with prefix. After an error it continues after the last
 // key, without a time limit as long as new keys arrive.
-func (c *Client) List(ctx context.Context, scheme, bucket, prefix string) (all []Object, err error) {
+func (c *Client) List(ctx context.Context, scheme, bucket, prefix string) ([]Object, error) {
+	return c.list(ctx, scheme, bucket, prefix, true)
+}
+
+// ListFolder is like List, but instead of the objects with a slash after the prefix, it returns
+// each folder once, as an Object without an ETag whose key ends in a slash.
+func (c *Client) ListFolder(ctx context.Context, scheme, bucket, prefix string) ([]Object, error) {
+	return c.list(ctx, scheme, bucket, prefix, false)
+}
+
+func (c *Client) list(ctx context.Context, scheme, bucket, prefix string, recursive bool) (all []Object, err error) {
 	byKey := func(a, b Object) int { return cmp.Compare(a.Key, b.Key) }
 	for before := 0; ; before = len(all) {
 		err = c.retry(ctx, Object{Scheme: scheme, Bucket: bucket, Key: prefix + "*"}, "list", func(ctx context.Context, progress func()) error {
-			options := minio.ListObjectsOptions{Prefix: prefix, Recursive: true}
+			options := minio.ListObjectsOptions{Prefix: prefix, Recursive: recursive}
 			if !slices.IsSortedFunc(all, byKey) {
 				// A store that sorts differently may have more keys before the last one.
 				all = nil

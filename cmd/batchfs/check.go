@@ -3,10 +3,11 @@ package main
 import (
 	"fmt"
 	"io"
-	"path/filepath"
+	"reflect"
 
 	"github.com/spf13/cobra"
 
+	"batchfs/cache/blob"
 	"batchfs/cmd/batchfs/command"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
@@ -198,9 +199,9 @@ func shortened(text []byte) string {
 
 // manifestOf returns the vocab.json next to the token files of splits, or nil. It returns an error
 // if there are several with different vocabularies.
-func manifestOf(openers []*dataset.Opener) (*vocabulary.Manifest, error) {
-	var files []string
+func manifestOf(openers []*dataset.Opener) (manifest *vocabulary.Manifest, err error) {
 	for _, opener := range openers {
+		var files []string
 		for _, s := range opener.Config.Splits {
 			specs, err := opener.ArraySpecs(s)
 			if err != nil {
@@ -212,14 +213,24 @@ func manifestOf(openers []*dataset.Opener) (*vocabulary.Manifest, error) {
 				}
 			}
 		}
-	}
-	if _, _, err := vocabulary.ForFiles(files); err != nil {
-		return nil, err
-	}
-	for _, file := range files {
-		if m, err := vocabulary.Read(filepath.Join(filepath.Dir(file), vocabulary.FileName)); m != nil || err != nil {
-			return m, err
+		if _, _, err := vocabulary.ForFiles(files, opener.Remote); err != nil {
+			return nil, err
+		}
+		for _, file := range files {
+			m, err := vocabulary.Read(blob.Sibling(file, vocabulary.FileName), opener.Remote)
+			switch {
+			case err != nil:
+				return nil, err
+			case m == nil:
+				continue
+			case manifest == nil:
+				manifest = m
+			case !reflect.DeepEqual(m.Vocabulary, manifest.Vocabulary):
+				return nil, fmt.Errorf("vocab.json next to %s differs from that of other splits, so the same token means different things in them; "+
+					"check each split alone", file)
+			}
+			break
 		}
 	}
-	return nil, nil
+	return manifest, nil
 }

@@ -23,6 +23,7 @@ import (
 	"batchfs/cache/array"
 	"batchfs/cache/blob"
 	"batchfs/cache/localfile"
+	"batchfs/cache/store"
 	"batchfs/internal/failure"
 	"batchfs/sampler"
 )
@@ -80,6 +81,11 @@ type Store struct {
 	CacheShared          bool   // whether the group of CacheDir may use it too
 	CacheBytes           int64
 	BlockBytes           int64
+}
+
+// Options returns how to access a store for readers with this timeout.
+func (s Store) Options(timeout time.Duration) store.Options {
+	return store.Options{Endpoint: s.Endpoint, Region: s.Region, PathStyle: s.PathStyle, Anonymous: s.Anonymous, Timeout: timeout}
 }
 
 // Mount is the table [mount]. No field is a string, because a string with a comma could add options

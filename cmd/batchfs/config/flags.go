@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"batchfs/cache/blob"
+	"batchfs/cache/store"
 	"batchfs/cmd/batchfs/vocabulary"
 	"batchfs/internal/failure"
 )
@@ -20,7 +21,7 @@ import (
 // Flags holds the flags that say where the configuration of a command comes from.
 type Flags struct {
 	Config string   // path of the configuration file
-	Data   string   // directory of token files, which overrides the file
+	Data   string   // directory or folder of token files, which overrides the file
 	Sets   []string // key=value arguments, which override the file
 }
 
@@ -56,8 +57,8 @@ func (f *Flags) LoadStore() (s Store, err error) {
 // Register adds the flags to a command.
 func (f *Flags) Register(cmd *cobra.Command) {
 	cmd.Flags().StringVarP(&f.Config, "config", "c", "", "configuration `file` (default: config.toml, if it exists and --data is not given)")
-	cmd.Flags().StringVar(&f.Data, "data", "", "`directory` of token files to serve: train.bin and val.bin, or sets such as fineweb_train_000001.bin, "+
-		"train_text_document.bin or train_000001.npy; overrides the tokens of the configuration file, if there is one")
+	cmd.Flags().StringVar(&f.Data, "data", "", "`directory` of token files to serve, or folder of a store such as s3://bucket/tokens: train.bin and val.bin, "+
+		"or sets such as fineweb_train_000001.bin, train_text_document.bin or train_000001.npy; overrides the tokens of the configuration file, if there is one")
 	cmd.Flags().StringArrayVar(&f.Sets, "set", nil, "override a key of the configuration file with `key=value`; can be repeated")
 	cmd.MarkFlagDirname("data")
 	cmd.MarkFlagFilename("config", "toml")
@@ -68,28 +69,47 @@ func (f *Flags) Register(cmd *cobra.Command) {
 // Without such a file, the error is ErrNothingNamed, unless Sets defines a split.
 func (f *Flags) Read() (raw RawConfig, err error) {
 	defer func() { err = failure.Config.Wrap(err) }()
-	sets := f.Sets
-	switch {
-	case f.Data != "":
-		data, err := setArgsForData(f.Data)
-		if err != nil {
-			return RawConfig{}, err
-		}
-		sets = append(data, sets...)
-	case f.Config == "":
+	if f.Data == "" && f.Config == "" {
 		if _, err := os.Stat("config.toml"); err == nil {
 			f.Config = "config.toml"
-		} else if !slices.ContainsFunc(sets, func(set string) bool { return strings.HasPrefix(set, "splits.") }) {
+		} else if !slices.ContainsFunc(f.Sets, func(set string) bool { return strings.HasPrefix(set, "splits.") }) {
 			return RawConfig{}, ErrNothingNamed
 		}
 	}
-	raw = RawConfig{File: f.Config, Sets: sets}
-	if f.Config == "" {
+	raw = RawConfig{File: f.Config, Sets: f.Sets}
+	if f.Config != "" {
+		text, err := os.ReadFile(f.Config)
+		if err != nil {
+			return raw, err
+		}
+		raw.Text = string(text)
+	}
+	if f.Data == "" {
 		return raw, nil
 	}
-	text, err := os.ReadFile(f.Config)
-	raw.Text = string(text)
+	var remote *blob.Remote
+	if blob.IsRemote(f.Data) {
+		if remote, err = raw.remote(); err != nil {
+			return raw, err
+		}
+	}
+	data, err := setArgsForData(f.Data, remote)
+	raw.Sets = slices.Concat(data, f.Sets)
 	return raw, err
+}
+
+// remote returns access to the stores of the configuration, whatever its splits are.
+func (r RawConfig) remote() (*blob.Remote, error) {
+	docs, err := r.documents()
+	c := Default()
+	for _, d := range docs {
+		for _, k := range d.keys {
+			if k[0] == "store" || k[0] == "mount" {
+				err = cmp.Or(err, c.decodeKey(d, k, nil))
+			}
+		}
+	}
+	return &blob.Remote{Store: c.Store.Options(c.Mount.Timeout)}, err
 }
 
 // Load reads and decodes the configuration.
@@ -112,11 +132,64 @@ func (f *Flags) LoadSplit(name string) (*Config, error) {
 	return c, failure.Config.Wrap(err)
 }
 
-// setArgsForData returns --set arguments that define splits for the token files in a directory.
-func setArgsForData(dir string) (sets []string, err error) {
-	if blob.IsRemote(dir) {
-		return nil, fmt.Errorf("--data %s: must be a local directory; name objects one by one or with a glob, as in "+
-			"--set splits.train.tokens=%s/train*.bin", dir, strings.TrimSuffix(dir, "/"))
+// setArgsForData returns --set arguments that define splits for the token files in a directory, or
+// in a folder of a store. remote may be nil for a directory.
+func setArgsForData(dir string, remote *blob.Remote) (sets []string, err error) {
+	names, err := dataNames(dir, remote)
+	if err != nil {
+		return nil, err
+	}
+	inDir := func(name string) string { return blob.Sibling(strings.TrimRight(dir, "/")+"/", name) }
+	// If the manifest is broken, opening the files reports that.
+	manifest, err := vocabulary.Read(inDir(vocabulary.FileName), remote)
+	if errors.As(err, new(vocabulary.UnavailableError)) {
+		return nil, err
+	}
+	if name := unlistedShard(names, manifest); name != "" {
+		return nil, fmt.Errorf("%s: %s does not list it, so the tasks of batchfs prepare that write to this directory are not finished: "+
+			"run batchfs prepare --finish after them", inDir(name), vocabulary.FileName)
+	}
+	arrays := manifest.ArrayFiles()
+	files := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return arrays[name].File != "" })
+	for _, name := range []string{"train", "val"} {
+		pattern, err := dataGlob(name, files)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", dir, err)
+		}
+		if pattern != "" {
+			sets = append(sets, fmt.Sprintf("splits.%s.tokens=%s", name, blob.Sibling(blob.EscapeGlob(strings.TrimRight(dir, "/"))+"/", pattern)))
+		} else if manifest != nil && len(manifest.Splits[name].Shards) > 0 {
+			return nil, fmt.Errorf("%s has no files of %s, but vocab.json lists %s: run the interrupted batchfs prepare again, continue the batchfs.writer "+
+				"with resume=True or call batchfs.finish again, or name the files to serve with --set instead of --data", dir, name, manifest.Splits[name].Shards[0].Name)
+		}
+	}
+	if len(sets) == 0 && slices.Contains(names, ".prepare") {
+		return nil, fmt.Errorf("%s has only unfinished token files: run the interrupted batchfs prepare again, continue the batchfs.writer with resume=True "+
+			"or call batchfs.finish again", dir)
+	}
+	if len(sets) == 0 {
+		return nil, fmt.Errorf("%s has neither train*.bin nor val*.bin: %s, or create them with batchfs prepare TEXT --out %s", dir, dataRule, dir)
+	}
+	return sets, nil
+}
+
+// dataNames returns the sorted names of what is in a directory, or in a folder of a store. For
+// remote, see setArgsForData.
+func dataNames(dir string, remote *blob.Remote) (names []string, err error) {
+	if o, ok := store.Parse(dir); ok {
+		if o.Bucket == "" {
+			return nil, fmt.Errorf("--data %s: must name a bucket, as in %s://bucket/tokens", dir, o.Scheme)
+		}
+		found, err := remote.List(strings.TrimRight(dir, "/") + "/")
+		if err == nil && len(found) == 0 {
+			err = fmt.Errorf("--data %s: no object is in this folder; name one that has train.bin; if this is a token file, use "+
+				"--set splits.train.tokens=%[1]s instead of --data", dir)
+		}
+		for name := range found {
+			names = append(names, strings.TrimSuffix(name, "/"))
+		}
+		slices.Sort(names)
+		return names, err
 	}
 	entries, err := os.ReadDir(dir)
 	if info, statErr := os.Stat(dir); statErr == nil && !info.IsDir() {
@@ -127,45 +200,18 @@ func setArgsForData(dir string) (sets []string, err error) {
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("--data %s: no such directory; name one that has train.bin, or create it from text with batchfs prepare TEXT --out %[1]s", dir)
 	}
-	if err != nil {
-		return nil, err
+	for _, e := range entries {
+		names = append(names, e.Name())
 	}
-	// If the manifest is broken, opening the files reports that.
-	manifest, _ := vocabulary.Read(filepath.Join(dir, vocabulary.FileName))
-	if name := unlistedShard(dir, entries, manifest); name != "" {
-		return nil, fmt.Errorf("%s: %s does not list it, so the tasks of batchfs prepare that write to this directory are not finished: "+
-			"run batchfs prepare --finish after them", filepath.Join(dir, name), vocabulary.FileName)
-	}
-	arrays := manifest.ArrayFiles()
-	entries = slices.DeleteFunc(entries, func(e os.DirEntry) bool { return arrays[e.Name()].File != "" })
-	for _, name := range []string{"train", "val"} {
-		pattern, err := dataGlob(name, entries)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", dir, err)
-		}
-		if pattern != "" {
-			sets = append(sets, fmt.Sprintf("splits.%s.tokens=%s", name, filepath.Join(blob.EscapeGlob(dir), pattern)))
-		} else if manifest != nil && len(manifest.Splits[name].Shards) > 0 {
-			return nil, fmt.Errorf("%s has no files of %s, but vocab.json lists %s: run the interrupted batchfs prepare again, continue the batchfs.writer "+
-				"with resume=True or call batchfs.finish again, or name the files to serve with --set instead of --data", dir, name, manifest.Splits[name].Shards[0].Name)
-		}
-	}
-	if _, err := os.Stat(filepath.Join(dir, ".prepare")); len(sets) == 0 && err == nil {
-		return nil, fmt.Errorf("%s has only unfinished token files: run the interrupted batchfs prepare again, continue the batchfs.writer with resume=True "+
-			"or call batchfs.finish again", dir)
-	}
-	if len(sets) == 0 {
-		return nil, fmt.Errorf("%s has neither train*.bin nor val*.bin: %s, or create them with batchfs prepare TEXT --out %s", dir, dataRule, dir)
-	}
-	return sets, nil
+	return names, err
 }
 
 var taskShard = regexp.MustCompile(`^(train|val)_[0-9]{6}\.(bin|npy|ds)$`)
 
-// unlistedShard returns a shard that a task of batchfs prepare has written and that the manifest,
-// which may be nil, does not list, or "".
-func unlistedShard(dir string, entries []os.DirEntry, manifest *vocabulary.Manifest) string {
-	if _, err := os.Stat(filepath.Join(dir, vocabulary.UnitsDir)); err != nil {
+// unlistedShard returns a shard among the files of a directory that a task of batchfs prepare has
+// written and that the manifest, which may be nil, does not list, or "".
+func unlistedShard(names []string, manifest *vocabulary.Manifest) string {
+	if !slices.Contains(names, vocabulary.UnitsDir) {
 		return ""
 	}
 	listed := map[string]bool{}
@@ -176,9 +222,9 @@ func unlistedShard(dir string, entries []os.DirEntry, manifest *vocabulary.Manif
 			}
 		}
 	}
-	for _, e := range entries {
-		if taskShard.MatchString(e.Name()) && !listed[e.Name()] {
-			return e.Name()
+	for _, name := range names {
+		if taskShard.MatchString(name) && !listed[name] {
+			return name
 		}
 	}
 	return ""
@@ -195,16 +241,15 @@ const dataFilePattern = `^((?:.*[-_.])?%s)((?:[-_.]*(?:of)?[-_.]*[0-9]+)*)((?:_t
 
 var digits = regexp.MustCompile(`[0-9]+`)
 
-// dataGlob returns a glob for a split's token files among the entries of a directory: NAME.bin,
+// dataGlob returns a glob for a split's token files among the files of a directory: NAME.bin,
 // NAME.npy or NAME.ds if one exists, or else the set of files that dataFilePattern matches. The
 // glob is empty if there is none. It is an error if there are two such files or sets, or if the
 // glob would match other files too.
-func dataGlob(name string, entries []os.DirEntry) (glob string, err error) {
+func dataGlob(name string, files []string) (glob string, err error) {
 	shape := regexp.MustCompile(fmt.Sprintf(dataFilePattern, name))
 	var exact, setKind string // setKind is equal for all files of one set
 	var set, others []string
-	for _, entry := range entries {
-		file := entry.Name()
+	for _, file := range files {
 		parts := shape.FindStringSubmatch(file)
 		if parts == nil {
 			others = append(others, file)

@@ -45,7 +45,7 @@ func (o *Opener) resolveArrays(
 	for i := range files {
 		o.leaveOutEmpty(s, i, &files[i], previous)
 	}
-	h, err := readVocabHint(s, files)
+	h, err := readVocabHint(s, files, o.Remote)
 	if err == nil {
 		s = h.apply(s)
 		if err = s.CheckAligned(); err != nil {

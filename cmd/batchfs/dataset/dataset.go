@@ -21,7 +21,9 @@ import (
 	"time"
 
 	"batchfs/cache"
+	"batchfs/cache/blob"
 	"batchfs/cmd/batchfs/config"
+	"batchfs/cmd/batchfs/vocabulary"
 	"batchfs/internal/clock"
 	"batchfs/sampler"
 )
@@ -36,7 +38,8 @@ type Dataset struct {
 
 	openedFiles
 	arrays        []*cache.Array
-	mains         []*cache.Array      // one for each source
+	mains         []*cache.Array // one for each source
+	remote        *blob.Remote
 	tables        *sampler.Tables     // cache of precomputed tables, shared by all splits
 	formatsDigest func() string       // see digestFormats; computed by the first call
 	sourceFormats func() []string     // formatsDigest for each source alone
@@ -189,7 +192,7 @@ func openArray(spec ArraySpec, n int, previous []*cache.Array, p *Progress) (*ca
 func (o *Opener) newDataset(
 	s *config.Split, f openedFiles, counts []sampler.RowCounts, schedule *sampler.Schedule,
 ) (*Dataset, error) {
-	d := &Dataset{openedFiles: f, arrays: slices.Concat(f.sources...), counts: counts, tables: o.Tables}
+	d := &Dataset{openedFiles: f, arrays: slices.Concat(f.sources...), counts: counts, remote: o.Remote, tables: o.Tables}
 	d.formatsDigest = sync.OnceValue(func() string { return digestFormats(f.sources) })
 	d.sourceFormats = sync.OnceValue(func() (list []string) {
 		for i := range f.sources {
@@ -386,6 +389,12 @@ func (d *Dataset) Files() (paths []string) {
 		paths = append(paths, main.Files()...)
 	}
 	return paths
+}
+
+// Vocabulary returns the vocabulary next to token files, or nil.
+func (d *Dataset) Vocabulary(files []string) (*vocabulary.Vocabulary, error) {
+	v, _, err := vocabulary.ForFiles(files, d.remote)
+	return v, err
 }
 
 // Arrays returns the arrays of each source, the main array first.

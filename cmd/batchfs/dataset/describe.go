@@ -341,7 +341,7 @@ func (d *Dataset) describeSegment(
 	if v == nil {
 		dir, known := filepath.Dir(at.Path), false
 		if v, known = vocabularies[dir]; !known {
-			if v, _, err = vocabulary.ForFiles([]string{at.Path}); err != nil {
+			if v, err = d.Vocabulary([]string{at.Path}); err != nil {
 				return err
 			}
 			vocabularies[dir] = v

@@ -7,11 +7,11 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 
+	"batchfs/cache/blob"
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
@@ -19,13 +19,20 @@ import (
 // token files. It is safe for concurrent use.
 type DocumentIDs struct {
 	dataset *Dataset
-	mu      sync.Mutex         // guards files and what is in them; held while one is read
-	files   map[string]*idFile // by token file; nil for one without ids
+	// shards returns the token files in vocab.json by path, and none if it is broken, which others
+	// report.
+	shards func() map[string]vocabulary.Shard
+	mu     sync.Mutex         // guards files and what is in them; held while one is read
+	files  map[string]*idFile // by token file; nil for one without ids
 }
 
 // DocumentIDs returns the ids of the documents of d.
 func (d *Dataset) DocumentIDs() *DocumentIDs {
-	return &DocumentIDs{dataset: d, files: map[string]*idFile{}}
+	shards := sync.OnceValue(func() map[string]vocabulary.Shard {
+		_, shards, _ := vocabulary.ForFiles(d.Files(), d.remote)
+		return shards
+	})
+	return &DocumentIDs{dataset: d, shards: shards, files: map[string]*idFile{}}
 }
 
 // Of returns the id of a document of a source, or an empty string if it has none. A number below 0
@@ -40,9 +47,8 @@ func (i *DocumentIDs) Of(source int, number int64) (string, error) {
 	defer i.mu.Unlock()
 	f, known := i.files[at.Path]
 	if !known {
-		_, shards, _ := vocabulary.ForFiles([]string{at.Path}) // others report a broken vocab.json
-		if name := shards[at.Path].IDs; name != "" {
-			f = &idFile{path: filepath.Join(filepath.Dir(at.Path), filepath.Base(name)), starts: []int64{0}}
+		if name := i.shards()[at.Path].IDs; name != "" {
+			f = &idFile{path: blob.Sibling(at.Path, filepath.Base(name)), remote: i.dataset.remote, starts: []int64{0}}
 		}
 		i.files[at.Path] = f
 	}
@@ -50,7 +56,9 @@ func (i *DocumentIDs) Of(source int, number int64) (string, error) {
 		return "", nil
 	}
 	line, err := f.line(at.Index)
-	if errors.Is(err, fs.ErrNotExist) { // the token files were copied without it
+	// The token files may have been copied without it. For a missing object, S3 says that it is
+	// forbidden to those who may not list.
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) && blob.IsRemote(f.path) {
 		return "", nil
 	}
 	var text string
@@ -63,6 +71,7 @@ func (i *DocumentIDs) Of(source int, number int64) (string, error) {
 // An idFile is a file with a line of JSON for each document.
 type idFile struct {
 	path   string
+	remote *blob.Remote
 	starts []int64 // offset of every startEvery-th line, as far as the file was read
 }
 
@@ -70,14 +79,18 @@ const startEvery = 1024
 
 // line returns line n without its end.
 func (f *idFile) line(n int64) (string, error) {
-	file, err := os.Open(f.path)
+	stamp, file, err := blob.Open(f.path, nil, f.remote)
 	if err != nil {
 		return "", err
 	}
 	defer file.Close()
 	from := min(n/startEvery, int64(len(f.starts))-1)
 	offset := f.starts[from]
-	lines := bufio.NewReaderSize(io.NewSectionReader(file, offset, 1<<62), 1<<16)
+	buffer := 1 << 16
+	if blob.IsRemote(f.path) {
+		buffer = 1 << 20 // each fill is a request
+	}
+	lines := bufio.NewReaderSize(io.NewSectionReader(file, offset, stamp.Size-offset), buffer)
 	for number := from * startEvery; ; number++ {
 		if number == int64(len(f.starts))*startEvery {
 			f.starts = append(f.starts, offset)

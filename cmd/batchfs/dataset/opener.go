@@ -6,7 +6,6 @@ import (
 	"batchfs/cache/blob"
 	"batchfs/cache/blocks"
 	"batchfs/cache/counts"
-	"batchfs/cache/store"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/fs/state"
 	"batchfs/sampler"
@@ -26,12 +25,12 @@ type Opener struct {
 // NewOpener returns an opener for c, which must not change afterwards. It opens nothing yet.
 func NewOpener(c *config.Config) *Opener {
 	s, portions := c.Store, c.DivideBudget()
+	access := s.Options(c.Mount.Timeout)
+	access.Counts = new(counts.Store)
 	return &Opener{
 		Config: c,
 		Remote: &blob.Remote{
-			Store: store.Options{
-				Endpoint: s.Endpoint, Region: s.Region, PathStyle: s.PathStyle, Anonymous: s.Anonymous, Timeout: c.Mount.Timeout, Counts: new(counts.Store),
-			},
+			Store: access,
 			Blocks: blocks.Options{
 				Dir: s.CacheDir, GroupWritable: s.CacheShared, Limit: s.CacheBytes, BlockBytes: s.BlockBytes, Memory: portions.Blocks, PrefetchTimeout: c.Mount.Timeout / 5,
 			},

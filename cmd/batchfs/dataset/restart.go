@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"batchfs/cache/blob"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/fs/state"
 	"batchfs/sampler"
@@ -24,10 +25,11 @@ func (s *Snapshot) ForRestart() (*Snapshot, error) {
 	if err != nil {
 		return nil, err
 	}
-	// This process might not be allowed to enter the directory. It needs to unless both paths are
+	// This process might not be allowed to enter the directory. It needs to unless both names are
 	// absolute, or one is and the other is empty.
 	f := s.Flags
-	if err := os.Chdir(s.Dir); err != nil && !(filepath.IsAbs(cmp.Or(f.Config, f.Data)) && filepath.IsAbs(cmp.Or(f.Data, f.Config))) {
+	isAbs := func(name string) bool { return filepath.IsAbs(name) || blob.IsRemote(name) }
+	if err := os.Chdir(s.Dir); err != nil && !(isAbs(cmp.Or(f.Config, f.Data)) && isAbs(cmp.Or(f.Data, f.Config))) {
 		return nil, err
 	}
 	fresh := *s

@@ -3,14 +3,13 @@ package dataset
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 
 	"batchfs/cache"
 	"batchfs/cache/array"
+	"batchfs/cache/blob"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/vocabulary"
 )
@@ -48,7 +47,7 @@ const arraysAdvice = "run batchfs prepare again, list other arrays in arrays, or
 // readVocabHint returns the settings in the vocab.json next to the sources without a vocab_size, or
 // next to all if each has one. Then, an unusable vocab.json is not an error, and only its arrays
 // count. The arrays are those of all sources, and their files are removed from the token files.
-func readVocabHint(s *config.Split, files []config.SourceFiles) (h vocabHint, err error) {
+func readVocabHint(s *config.Split, files []config.SourceFiles, remote *blob.Remote) (h vocabHint, err error) {
 	var all, guessed []string
 	for i, written := range s.VocabSizes() {
 		all = append(all, files[i].Main...)
@@ -56,13 +55,21 @@ func readVocabHint(s *config.Split, files []config.SourceFiles) (h vocabHint, er
 			guessed = append(guessed, files[i].Main...)
 		}
 	}
-	v, shards, err := vocabulary.ForFiles(all)
-	for _, path := range slices.Sorted(maps.Keys(shards)) {
-		switch info, statErr := os.Stat(path); {
-		case errors.Is(statErr, fs.ErrNotExist):
+	v, shards, err := vocabulary.ForFiles(all, remote)
+	if errors.As(err, new(vocabulary.UnavailableError)) {
+		return h, err
+	}
+	listed := slices.Sorted(maps.Keys(shards))
+	sizes, sizesErr := blob.Sizes(listed, remote)
+	if sizesErr != nil {
+		return h, sizesErr
+	}
+	for _, path := range listed {
+		switch size, exists := sizes[path]; {
+		case !exists:
 			return h, fmt.Errorf("%s is missing, but vocab.json lists it: run the interrupted batchfs prepare again, continue the batchfs.writer with resume=True "+
 				"or call batchfs.finish again, restore the file, or, to serve the other files without it, move vocab.json away", path)
-		case statErr == nil && info.Size() == 0 && shards[path].Tokens > 0 && !slices.Contains(all, path):
+		case size == 0 && shards[path].Tokens > 0 && !slices.Contains(all, path):
 			return h, fmt.Errorf("%s is empty, but vocab.json lists it with %d tokens: restore the file, or, to serve the other files without it, "+
 				"move vocab.json away", path, shards[path].Tokens)
 		}
@@ -74,7 +81,7 @@ func readVocabHint(s *config.Split, files []config.SourceFiles) (h vocabHint, er
 	case len(guessed) == 0:
 		err = nil
 	case len(guessed) < len(all):
-		v, _, err = vocabulary.ForFiles(guessed)
+		v, _, err = vocabulary.ForFiles(guessed, remote)
 	}
 	if err == nil && !s.ArraysAreSet() {
 		for _, from := range files {
@@ -103,7 +110,7 @@ func withoutArrays(files []string, shards map[string]vocabulary.Shard) []string 
 	arrays := map[string]bool{}
 	for _, file := range files {
 		for _, a := range shards[file].Arrays {
-			arrays[filepath.Join(filepath.Dir(file), filepath.Base(a.File))] = true
+			arrays[blob.Sibling(file, filepath.Base(a.File))] = true
 		}
 	}
 	return slices.DeleteFunc(files, func(file string) bool {
@@ -138,7 +145,7 @@ func alignedShards(files []string, shards map[string]vocabulary.Shard) (list []c
 				first, files[0], other, file)
 		}
 		for n, a := range shards[file].Arrays {
-			list[n].Files = append(list[n].Files, filepath.Join(filepath.Dir(file), filepath.Base(a.File)))
+			list[n].Files = append(list[n].Files, blob.Sibling(file, filepath.Base(a.File)))
 		}
 	}
 	return list, nil

@@ -17,7 +17,7 @@ import (
 // input.
 func (o *options) isComplete(p *plan) bool {
 	path := filepath.Join(o.dir, manifestName)
-	m, err := vocabulary.Read(path)
+	m, err := vocabulary.Read(path, nil)
 	if err != nil || m == nil || m.Run == "" || m.Run != p.digest() {
 		return false
 	}
@@ -55,7 +55,7 @@ func (o *options) staleFiles(inputs []*input) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--out: %w", err)
 	}
-	m, _ := vocabulary.Read(filepath.Join(o.dir, manifestName)) // a broken one lists no files
+	m, _ := vocabulary.Read(filepath.Join(o.dir, manifestName), nil) // a broken one lists no files
 	old, arrays := map[string]bool{}, m.ArrayFiles()
 	if m != nil {
 		for _, split := range m.Splits {

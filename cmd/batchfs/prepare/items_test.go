@@ -118,7 +118,7 @@ func TestTokenizerOfItems(t *testing.T) {
 	prepared(t, "a.txt --by gpt2 --val 0 --out gpt2")
 	prepared(t, "a.txt --by char --val 0 --out char")
 	manifest := func(dir string) *vocabulary.Manifest {
-		m, err := vocabulary.Read(dir + "/vocab.json")
+		m, err := vocabulary.Read(dir+"/vocab.json", nil)
 		testfiles.NoError(t, err)
 		return m
 	}

@@ -55,7 +55,7 @@ func readTokens(t testing.TB, path string) []uint16 {
 
 func readManifest(t testing.TB) *vocabulary.Manifest {
 	t.Helper()
-	m, err := vocabulary.Read("out/vocab.json")
+	m, err := vocabulary.Read("out/vocab.json", nil)
 	if m == nil {
 		t.Fatalf("no manifest: %v", err)
 	}

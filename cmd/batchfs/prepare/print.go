@@ -2,7 +2,6 @@ package prepare
 
 import (
 	"fmt"
-	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -126,7 +125,7 @@ func (p *progress) advanceTo(pos position) {
 
 // printResult prints what DIR holds, and the command to run next.
 func (o *options) printResult() error {
-	m, err := vocabulary.Read(filepath.Join(o.dir, manifestName))
+	m, err := vocabulary.Read(filepath.Join(o.dir, manifestName), nil)
 	if err != nil {
 		return err
 	}
@@ -165,30 +164,7 @@ func (o *options) printManifest(dir string, m *vocabulary.Manifest) error {
 	default:
 		o.printLine("%s/vocab.json: vocabulary of %d %ss", dir, m.Size, m.Kind)
 	}
-	if isURL(dir) { // where mounts do not read vocab.json
-		o.printLine("next: batchfs mount %s MOUNTPOINT", strings.Join(remoteOptions(dir, m), " "))
-		return nil
-	}
 	return o.printLine("next: batchfs mount --data %s%s MOUNTPOINT", quoted(dir), mountOptions(m))
-}
-
-// remoteOptions returns mount options for token files in a store.
-func remoteOptions(dir string, m *vocabulary.Manifest) (options []string) {
-	set := func(format string, args ...any) {
-		options = append(options, "--set", quoted(fmt.Sprintf(format, args...)))
-	}
-	for _, name := range splits {
-		shards := m.Splits[name].Shards
-		if len(shards) == 0 {
-			continue
-		}
-		set("splits.%s.tokens=%s/%s_*[0-9]%s", name, dir, name, path.Ext(shards[0].Name))
-		set("splits.%s.vocab_size=%d", name, m.Size)
-		if m.Format != "npy" {
-			set("splits.%s.token_dtype=%s", name, m.TokenDType)
-		}
-	}
-	return options
 }
 
 // quoted returns an argument as a shell needs it.

@@ -38,7 +38,7 @@ func (s *stores) client(scheme string) (*store.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := store.New(scheme, store.Options{Endpoint: table.Endpoint, Region: table.Region, PathStyle: table.PathStyle, Anonymous: table.Anonymous, Timeout: remoteTimeout})
+	c, err := store.New(scheme, table.Options(remoteTimeout))
 	if err != nil {
 		return nil, err
 	}

@@ -236,7 +236,7 @@ func TestPrepareInputs(t *testing.T) {
 	prepared(t, "a.jsonl --by pairs --out want")
 	want := filesOf(t, "want")
 
-	m, err := vocabulary.Read("want/vocab.json")
+	m, err := vocabulary.Read("want/vocab.json", nil)
 	testfiles.NoError(t, err)
 	got := map[string]bool{}
 	for _, name := range splits {

@@ -197,9 +197,9 @@ func TestTasksSumUp(t *testing.T) {
 	prepared(t, "a.jsonl b.jsonl --out whole"+args)
 	prepared(t, "--plan plan.json a.jsonl b.jsonl --unit-bytes 10"+args)
 	runTasks(t, 2, "out")
-	whole, err := vocabulary.Read("whole/vocab.json")
+	whole, err := vocabulary.Read("whole/vocab.json", nil)
 	testfiles.NoError(t, err)
-	tasks, err := vocabulary.Read("out/vocab.json")
+	tasks, err := vocabulary.Read("out/vocab.json", nil)
 	whole.Notes[0] = strings.Replace(whole.Notes[0], "line 2 of b.jsonl", "line 1 of b.jsonl from byte 44 on", 1)
 	if err != nil || !slices.Equal(tasks.Notes, whole.Notes) || len(tasks.Notes) != 2 || tasks.Splits["train"].Documents != 2 {
 		t.Errorf("notes %q, %v, want %q", tasks.Notes, err, whole.Notes)

@@ -271,7 +271,8 @@ func (c *check) addTexts() {
 			dir := filepath.Dir(p.file.path)
 			v, known := vocabularies[dir]
 			if !known {
-				v, _, _ = vocabulary.ForFiles([]string{p.file.path}) // errors were reported earlier
+				// Errors were reported earlier.
+				v, _, _ = vocabulary.ForFiles([]string{p.file.path}, p.file.splitArray.Options.Remote)
 				vocabularies[dir] = v
 			}
 			if v != nil {

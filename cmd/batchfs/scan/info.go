@@ -9,6 +9,7 @@ import (
 
 	"batchfs/cache"
 	"batchfs/cache/array"
+	"batchfs/cache/blob"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/cmd/batchfs/vocabulary"
 	"batchfs/internal/jsonbytes"
@@ -55,7 +56,7 @@ type InfoOptions struct {
 // the dtype of a headerless file, and the token that ends each document. For an aligned array, it
 // completes o with its dtype and shape.
 func completeFromVocabulary(path string, o cache.Options, eot int64) (cache.Options, int64, error) {
-	m, err := vocabulary.Read(filepath.Join(filepath.Dir(path), vocabulary.FileName))
+	m, err := vocabulary.Read(blob.Sibling(path, vocabulary.FileName), o.Remote)
 	if a := m.ArrayFiles()[filepath.Base(path)]; o.GuessedDType && array.DType(a.DType).Known() {
 		o.DType, o.Axes, o.GuessedDType, o.AlignedArray = array.DType(a.DType), a.Shape, false, a.Name
 		return o, eot, nil

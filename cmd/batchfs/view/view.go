@@ -81,7 +81,7 @@ func NamedVocabulary(by string, stderr io.Writer) (*vocabulary.Vocabulary, error
 func (v *View) Add(name string, d *dataset.Dataset) error {
 	s := sequence{name: name, data: d, ids: d.DocumentIDs(), decoders: make([]decoder, len(d.Arrays()))}
 	for i, arrays := range d.Arrays() {
-		switch vocab, _, err := vocabulary.ForFiles(arrays[0].Files()); {
+		switch vocab, err := d.Vocabulary(arrays[0].Files()); {
 		case d.Sequence.Layout == sampler.Rows: // numbers have no text
 		case v.named != nil:
 			s.decoders[i] = decoderOf(v.named)

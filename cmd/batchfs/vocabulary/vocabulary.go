@@ -9,10 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
+
+	"batchfs/cache/blob"
 )
 
 // FileName is the name of the manifest, in the directory of the token files.
@@ -111,13 +113,31 @@ func (m *Manifest) ArrayFiles() map[string]ArrayFile {
 	return files
 }
 
+// An UnavailableError means that a store did not answer whether it has a vocab.json, or with what
+// is in it.
+type UnavailableError struct{ error }
+
+func (e UnavailableError) Unwrap() error { return e.error }
+
 // Read reads a vocab.json. It returns nil and no error if path is not a regular file or belongs to
-// another program, because GPT-2's vocabulary has the same name.
-func Read(path string) (*Manifest, error) {
-	if info, err := os.Stat(path); errors.Is(err, os.ErrNotExist) || err == nil && !info.Mode().IsRegular() {
+// another program, because GPT-2's vocabulary has the same name. For an object, whose remote must
+// not be nil, it may return an UnavailableError.
+func Read(path string, remote *blob.Remote) (*Manifest, error) {
+	isRemote := blob.IsRemote(path)
+	if info, err := os.Stat(path); !isRemote && (errors.Is(err, fs.ErrNotExist) || err == nil && !info.Mode().IsRegular()) {
 		return nil, nil
 	}
-	raw, err := os.ReadFile(path)
+	raw, err := blob.ReadFile(path, remote)
+	switch {
+	case !isRemote || err == nil:
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil
+	case errors.Is(err, fs.ErrPermission): // S3 says that about missing objects if one may not list
+		remote.Note(path, "counts as absent, because the store does not allow reading it", err)
+		return nil, nil
+	default:
+		return nil, UnavailableError{err}
+	}
 	m := new(Manifest)
 	if err == nil {
 		err = json.Unmarshal(raw, m)
@@ -145,25 +165,27 @@ func (m *Manifest) Write(w io.Writer) error {
 
 // ForFiles returns the vocabulary next to token files, or nil, and all shards of their splits, by
 // path. If vocabularies differ, or one cannot be read, it returns an error together with the
-// shards.
-func ForFiles(files []string) (v *Vocabulary, shards map[string]Shard, err error) {
+// shards, but an UnavailableError alone. remote may be nil if no file is an object.
+func ForFiles(files []string, remote *blob.Remote) (v *Vocabulary, shards map[string]Shard, err error) {
 	var path string           // the vocab.json that v is from
-	read := map[string]bool{} // keyed by directory
+	read := map[string]bool{} // keyed by path
 	shards = map[string]Shard{}
 	for _, file := range files {
-		dir := filepath.Dir(file)
-		if read[dir] {
+		other := blob.Sibling(file, FileName)
+		if read[other] {
 			continue
 		}
-		read[dir] = true
-		other := filepath.Join(dir, FileName)
-		m, readErr := Read(other)
+		read[other] = true
+		m, readErr := Read(other, remote)
+		if errors.As(readErr, new(UnavailableError)) {
+			return nil, nil, readErr
+		}
 		if m == nil {
 			err = cmp.Or(err, readErr)
 			continue
 		}
 		for _, split := range m.Splits {
-			path := func(s Shard) string { return filepath.Join(dir, s.Name) }
+			path := func(s Shard) string { return blob.Sibling(other, s.Name) }
 			if !slices.ContainsFunc(split.Shards, func(s Shard) bool { return slices.Contains(files, path(s)) }) {
 				continue
 			}

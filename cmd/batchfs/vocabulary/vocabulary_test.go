@@ -26,7 +26,7 @@ func TestReadsWhatItWrote(t *testing.T) {
 		testfiles.NoError(t, m.Write(&text))
 		path := filepath.Join(t.TempDir(), FileName)
 		testfiles.Write(t, map[string]string{path: text.String()})
-		if got, err := Read(path); err != nil || !reflect.DeepEqual(got, &m) {
+		if got, err := Read(path, nil); err != nil || !reflect.DeepEqual(got, &m) {
 			t.Errorf("%+v is read as %+v, %v", m, got, err)
 		}
 	}
@@ -38,7 +38,7 @@ func TestNoVocabulary(t *testing.T) {
 	testfiles.NoError(t, syscall.Mkfifo(pipe, 0o644))
 	for _, path := range []string{filepath.Join(dir, FileName), dir, pipe} {
 		testwait.End(t, "Read of "+path, func() {
-			if v, err := Read(path); v != nil || err != nil {
+			if v, err := Read(path, nil); v != nil || err != nil {
 				t.Errorf("%s: %+v, %v", path, v, err)
 			}
 		})
@@ -64,7 +64,7 @@ func TestOf(t *testing.T) {
 		for file := range strings.FieldsSeq(test.files) {
 			files = append(files, filepath.Join(dir, file))
 		}
-		switch v, _, err := ForFiles(files); {
+		switch v, _, err := ForFiles(files, nil); {
 		case test.err != "" && (err == nil || !strings.HasPrefix(err.Error(), dir+test.err)), test.err == "" && err != nil:
 			t.Errorf("%s: error %v, want %s", test.files, err, test.err)
 		case err == nil && (v == nil) != (test.size == 0), v != nil && v.Size != test.size:
