@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Fine-tune with TRL's SFTTrainer on packed documents with a loss mask. If it is killed, the same command resumes it.
 
-    batchfs prepare chat.jsonl --mask prompt:0,completion:1 --by byte --format datatrove --out data    # or examples/prepare_chat.py
+    batchfs prepare chat.jsonl --mask prompt:0,completion:1 --by byte --format datatrove --out data
+    # or, with the template of a model: python3 examples/prepare_chat.py ... --out data
     python3 examples/finetune_trl.py
 
 The rows are packed and masked already, so TRL neither tokenizes nor packs them.
