@@ -28,7 +28,10 @@ func init() {
 func (f forgetfulTokenizer) NewEncoder() encoder { return f }
 
 func (f forgetfulTokenizer) Append(tokens []uint32, text []byte) []uint32 {
-	return f.pairTokenizer.Append(tokens, []byte(strings.NewReplacer(" ", "", "ж", "").Replace(string(text))))
+	for part := range strings.FieldsFuncSeq(string(text), func(r rune) bool { return r == ' ' || r == 'ж' }) {
+		tokens = f.pairTokenizer.Append(tokens, []byte(part))
+	}
+	return tokens
 }
 
 // A document ends where its text does, even if its last piece ends with a chunk or has no tokens.
