@@ -39,6 +39,8 @@ threads read, and the child may read too.
 ``python -m batchfs`` runs the program: ``python -m batchfs doctor``, ``prepare``, ``inspect`` and others.
 """
 
+from typing import TYPE_CHECKING
+
 from ._batch import Array, Batch
 from ._errors import ArgumentError, Error, MountError, ReadError
 from ._finish import finish
@@ -69,3 +71,18 @@ __all__ = [
     "split",
     "writer",
 ]
+
+if TYPE_CHECKING:
+    __version__: str
+else:
+
+    def __getattr__(name: str) -> str:
+        """Returns the version of the installed package as ``__version__``. A clone that is not installed has none."""
+        if name == "__version__":
+            from importlib import metadata  # slow to import
+
+            try:
+                return metadata.version("batchfs")
+            except metadata.PackageNotFoundError:
+                pass
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -27,6 +27,7 @@ with batchfs.mount(sys.argv[1], batch_size=2, block_size=8) as m:
     for step, batch in m.split("train").steps(3, 5):
         print(step, (batch.x[:, 1:] == batch.y[:, :-1]).all())
 assert not os.path.exists(m.mountpoint)
+print(batchfs.__version__)
 """
 
 
@@ -89,9 +90,10 @@ class TestWheel(unittest.TestCase):
             env = {name: value for name, value in os.environ.items() if name != "BATCHFS_PROGRAM"}
             env.update(PATH="/usr/sbin:/usr/bin:/sbin:/bin", PYTHONPATH=str(Path(np.__file__).parents[1]))
             run = subprocess.run([python, "-c", USE, str(there / "data")], cwd=there, env=env, stdout=subprocess.PIPE, text=True, check=True, timeout=LIMIT)
-            self.assertEqual(run.stdout, "3 True\n4 True\n")
+            version = self.wheel.name.split("-")[1]
+            self.assertEqual(run.stdout, f"3 True\n4 True\n{version}\n")
             said = subprocess.run([python, "-m", "batchfs", "version"], cwd=there, env=env, stdout=subprocess.PIPE, text=True, check=True, timeout=LIMIT)
-            self.assertEqual(said.stdout, f"batchfs {self.wheel.name.split('-')[1]}\n")
+            self.assertEqual(said.stdout, f"batchfs {version}\n")
             if "BATCHFS_WHEEL" not in os.environ:  # pip can also build it
                 subprocess.run([python, "-m", "pip", "wheel", "-q", "--no-index", "--no-deps", "-w", str(there), str(PYTHON.parent)], check=True, timeout=LIMIT)
                 self.assertEqual(len(list(there.glob("batchfs-*.whl"))), 1)
