@@ -196,6 +196,18 @@ func TestPrepareRefuses(t *testing.T) {
 	}
 }
 
+// prepare tells if val is larger than train.
+func TestPrepareLargeVal(t *testing.T) {
+	writeFilesHere(t, map[string]string{"a": strings.Repeat("words ", 100)})
+	const want = "val has more tokens than train, 420 and 180; to choose how many, use --val or --val-files\n"
+	if said := prepared(t, "a --by byte --val 0.7 --out out"); !strings.Contains(said, want) {
+		t.Errorf("said %q, want %q", said, want)
+	}
+	if said := prepared(t, "a --by byte --val 0.5 --out half"); strings.Contains(said, "val has more") {
+		t.Errorf("with as many tokens in both, said %q", said)
+	}
+}
+
 // prepare counts what a user may not expect, and stops if --mask asks for mask 1 in vain.
 func TestPrepareNotes(t *testing.T) {
 	writeFilesHere(t, map[string]string{
