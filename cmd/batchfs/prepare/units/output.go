@@ -11,6 +11,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 )
@@ -112,10 +113,13 @@ func (f Folder) Write(ctx context.Context, name string, text []byte) error {
 	if err != nil {
 		return err
 	}
+	defer os.Remove(temporary.Name()) // unless it has been renamed
 	_, err = temporary.Write(text)
-	if err = cmp.Or(err, temporary.Chmod(0o644), temporary.Sync(), temporary.Close(), os.Rename(temporary.Name(), to)); err != nil {
-		temporary.Close()
-		os.Remove(temporary.Name())
+	// All of these are called, whatever fails.
+	if err := cmp.Or(err, temporary.Chmod(0o644), temporary.Sync(), temporary.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(temporary.Name(), to); err != nil {
 		return err
 	}
 	return syncDir(filepath.Dir(to))
@@ -135,15 +139,25 @@ func syncDir(path string) error {
 
 // Clean implements [Output].
 func (f Folder) Clean(context.Context, func(name string) bool) error {
-	left, err := filepath.Glob(f.Path(Dir) + "/" + scratchPrefix + "*")
-	for _, pattern := range []string{f.Path(Dir) + "/.*.*", f.Path(".vocab.json.*")} { // of Write
-		more, globErr := filepath.Glob(pattern)
-		left, err = append(left, more...), cmp.Or(err, globErr)
+	isLeft := map[string]func(name string) bool{
+		f.Path(Dir): func(name string) bool { return strings.HasPrefix(name, scratchPrefix) || strings.HasPrefix(name, ".") },
+		f.Path(""):  func(name string) bool { return strings.HasPrefix(name, ".vocab.json.") },
 	}
-	for _, path := range left {
-		err = cmp.Or(err, os.RemoveAll(path))
+	for dir, isLeft := range isLeft {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			if !isLeft(e.Name()) {
+				continue
+			}
+			if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
+				return err
+			}
+		}
 	}
-	return err
+	return nil
 }
 
 // Path implements [Output].

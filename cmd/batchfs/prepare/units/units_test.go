@@ -303,3 +303,23 @@ func TestCheckSidecar(t *testing.T) {
 	testfiles.NoError(t, os.Remove(path))
 	check("no file", false, " is missing")
 }
+
+// Cleaning a directory whose name is a pattern removes only what is left in it.
+func TestCleanFolder(t *testing.T) {
+	t.Chdir(t.TempDir())
+	files := map[string]string{}
+	for _, dir := range []string{"data1", "data[1]"} {
+		for _, name := range []string{"tmp-000000-1/train.bin", ".000000.json.123", "000000.json"} {
+			files[filepath.Join(dir, Dir, name)] = "x"
+		}
+		files[dir+"/.vocab.json.4"], files[dir+"/.hidden"] = "x", "x"
+	}
+	testfiles.Write(t, files)
+	testfiles.NoError(t, Folder("data[1]").Clean(t.Context(), nil))
+	for path := range files {
+		left := strings.HasPrefix(path, "data1/") || strings.HasSuffix(path, "/000000.json") || strings.HasSuffix(path, ".hidden")
+		if _, err := os.Stat(path); (err == nil) != left {
+			t.Errorf("%s exists: %v, want %v", path, err == nil, left)
+		}
+	}
+}
