@@ -172,8 +172,8 @@ func (o *options) planToExtend(options json.RawMessage, tokenizer []byte, unitBy
 	other := func(what string) error {
 		return fmt.Errorf("--plan %s: was made with %s: give the same again, or write another file", o.job.plan, what)
 	}
-	var before settings
-	if err := json.Unmarshal(p.Options, &before); err != nil {
+	before, err := plannedSettings(p)
+	if err != nil {
 		return nil, fmt.Errorf("--plan %s: %w", o.job.plan, err)
 	}
 	// What is done without an error has no invalid text.
@@ -261,6 +261,17 @@ func (o *options) divide(planned units.Input, unitBytes int64) ([]units.Part, er
 			"or as JSON lines or Parquet without compression of the whole", in.path, terminal.FormatBytes(planned.Size))
 	}
 	return nil, nil
+}
+
+// plannedSettings returns the options of a plan. An option that this program does not know is an
+// error, because it may decide tokens.
+func plannedSettings(p *units.Plan) (s settings, err error) {
+	d := json.NewDecoder(bytes.NewReader(p.Options))
+	d.DisallowUnknownFields()
+	if err = d.Decode(&s); err != nil {
+		err = fmt.Errorf("%w: the plan may be of a newer batchfs: use the same version for all tasks", err)
+	}
+	return s, err
 }
 
 func (o *options) printPlan(p *units.Plan, added, before int) error {

@@ -39,7 +39,7 @@ func (o *options) openJob() (*job, error) {
 		return nil, fmt.Errorf("--out: %w", err)
 	}
 	j := &job{o: o, plan: p, out: out}
-	if err := json.Unmarshal(p.Options, &j.settings); err != nil {
+	if j.settings, err = plannedSettings(p); err != nil {
 		return nil, fmt.Errorf("--plan %s: %w", o.job.plan, err)
 	}
 	if strict := j.settings; strict.Invalid != "error" {

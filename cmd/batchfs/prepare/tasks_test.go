@@ -439,6 +439,14 @@ func TestPlanRefuses(t *testing.T) {
 	if _, err := os.Stat("p.json"); err == nil {
 		t.Error("a plan that was refused was written")
 	}
+
+	// An option of a later version may decide tokens.
+	prepared(t, "--plan p.json a.jsonl --by byte")
+	text, err := os.ReadFile("p.json")
+	testfiles.NoError(t, err)
+	testfiles.NoError(t, os.WriteFile("later.json", bytes.Replace(text, []byte(`"by":`), []byte(`"from":1,"by":`), 1), 0o644))
+	wantError(t, "--plan later.json --task 0/1 --out out", `unknown field "from"`)
+	wantError(t, "--plan later.json a.jsonl --by byte", `unknown field "from"`)
 }
 
 // Planning 100,000 inputs takes less than a minute.

@@ -177,7 +177,9 @@ func Groups(sizes []int64, unitBytes int64) (parts []Part) {
 // Read reads and checks a plan. name is for messages.
 func Read(r io.Reader, name string) (*Plan, error) {
 	p := new(Plan)
-	err := json.NewDecoder(r).Decode(p)
+	d := json.NewDecoder(r)
+	d.DisallowUnknownFields()
+	err := d.Decode(p)
 	if err == nil {
 		err = p.check()
 	}
