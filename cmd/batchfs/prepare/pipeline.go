@@ -85,7 +85,8 @@ func (c *chunk) tokens(width int) (n int64) {
 	return n
 }
 
-// pipelineGoroutines counts the goroutines of pipelines, which may outlive them after an error.
+// pipelineGoroutines counts the goroutines of all pipelines, which may outlive them after an error.
+// Tests wait for it.
 var pipelineGoroutines sync.WaitGroup
 
 // A pipeline carries chunks from a reader to the encoders, and from these, in the order of the
@@ -110,9 +111,9 @@ func encodeInputs(ctx context.Context, p *plan, from position, scratchDir string
 	for range encoders {
 		pipelineGoroutines.Go(func() { newEncodeWorker(p).encodeChunks(l.todo) })
 	}
-	var readError error
+	readError := make(chan error, 1)
 	pipelineGoroutines.Go(func() {
-		readError = newReader(p, scratchDir, l.add).read(from)
+		readError <- newReader(p, scratchDir, l.add).read(from)
 		close(l.todo)
 		close(l.ordered)
 	})
@@ -122,8 +123,7 @@ func encodeInputs(ctx context.Context, p *plan, from position, scratchDir string
 		case err != nil:
 			return err
 		case ch == nil:
-			pipelineGoroutines.Wait()
-			return readError
+			return <-readError
 		}
 		if err := write(ch); err != nil {
 			return err
