@@ -30,15 +30,6 @@ func (s *supervisor) appointWorker(isRestart bool) (err error) {
 	return nil
 }
 
-func (s *supervisor) startProcess(isRestart bool) (*workerProcess, error) {
-	p, err := startWorker(s.Worker(isRestart), s.connection, s.sharedMemory, s.Snapshot)
-	if err != nil {
-		return nil, resourceError{err}
-	}
-	p.isRestart = isRestart
-	return p, nil
-}
-
 func (s *supervisor) promote() error {
 	p := s.worker
 	p.isPromoted, p.startupTime = true, 0

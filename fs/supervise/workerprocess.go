@@ -61,6 +61,15 @@ type workerProcess struct {
 	isServing         bool
 }
 
+func (s *supervisor) startProcess(isRestart bool) (*workerProcess, error) {
+	p, err := startWorker(s.Worker(isRestart), s.connection, s.sharedMemory, s.Snapshot)
+	if err != nil {
+		return nil, resourceError{err}
+	}
+	p.isRestart = isRestart
+	return p, nil
+}
+
 func startWorker(cmd *exec.Cmd, connection, memory, snapshot *os.File) (*workerProcess, error) {
 	ours, theirs, err := fdpass.Pair()
 	if err != nil {

@@ -72,27 +72,6 @@ func (w *encodeWorker) encodeLineTexts(ch *chunk, in *input, at place, line json
 	return w.encodeDocument(ch, in, at, texts)
 }
 
-// lineTexts returns the texts to which the fields lead, and what was counted on the way. If there
-// are no such texts, names that are separated by dots may be a single key.
-func (w *encodeWorker) lineTexts(line jsontext.Value) ([]maskedText, *notes, error) {
-	texts, counted, err := w.fieldTexts(line, false)
-	if err != nil && w.encoding.hasDots {
-		if texts, counted, err := w.fieldTexts(line, true); err == nil {
-			return texts, counted, nil
-		}
-	}
-	return texts, counted, err
-}
-
-func (w *encodeWorker) fieldTexts(line jsontext.Value, joinNames bool) ([]maskedText, *notes, error) {
-	all := w.notes
-	defer func() { w.notes = all }()
-	w.lineNotes = notes{}
-	w.notes, w.joinNames = &w.lineNotes, joinNames
-	texts, err := w.appendTexts(nil, line, w.encoding.fields, 0)
-	return texts, w.notes, err
-}
-
 // replaceNaN replaces NaN, Infinity and -Infinity, which Python's json writes, with numbers of the
 // same length, because they are not JSON.
 func replaceNaN(line []byte) []byte {

@@ -13,6 +13,27 @@ type maskedText struct {
 	mask byte
 }
 
+// lineTexts returns the texts to which the fields lead, and what was counted on the way. If there
+// are no such texts, names that are separated by dots may be a single key.
+func (w *encodeWorker) lineTexts(line jsontext.Value) ([]maskedText, *notes, error) {
+	texts, counted, err := w.fieldTexts(line, false)
+	if err != nil && w.encoding.hasDots {
+		if texts, counted, err := w.fieldTexts(line, true); err == nil {
+			return texts, counted, nil
+		}
+	}
+	return texts, counted, err
+}
+
+func (w *encodeWorker) fieldTexts(line jsontext.Value, joinNames bool) ([]maskedText, *notes, error) {
+	all := w.notes
+	defer func() { w.notes = all }()
+	w.lineNotes = notes{}
+	w.notes, w.joinNames = &w.lineNotes, joinNames
+	texts, err := w.appendTexts(nil, line, w.encoding.fields, 0)
+	return texts, w.notes, err
+}
+
 // appendTexts appends the texts to which fields lead from value, in the order of the fields. The
 // fields agree in their first depth steps, which led from the whole line to value.
 //
