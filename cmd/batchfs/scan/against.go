@@ -150,9 +150,6 @@ func (c *check) searchItems(ctx context.Context, files []*checkedFile, s *itemSe
 func (s *itemSearch) report(r *ItemReport) {
 	found, frequent := map[*Item]*FoundItem{}, map[*Item]bool{}
 	for _, core := range s.cores {
-		slices.SortFunc(core.places, func(a, b itemPlace) int {
-			return cmp.Or(cmp.Compare(a.file.offset, b.file.offset), cmp.Compare(a.index, b.index))
-		})
 		for _, u := range core.uses {
 			if len(core.places) == 0 {
 				continue
@@ -181,14 +178,19 @@ func (s *itemSearch) report(r *ItemReport) {
 	}
 }
 
-// addDocuments sets the document of each place in a file with an index of documents.
+// addDocuments sorts the places of each item, and sets the document of those in a file with an
+// index of documents.
 func (r *ItemReport) addDocuments(files []*checkedFile) error {
-	byPath := map[string]*checkedFile{}
-	for _, f := range files {
-		byPath[f.path] = f
+	byPath, order := map[string]*checkedFile{}, map[[2]string]int{}
+	for i, f := range files {
+		byPath[f.path], order[[2]string{f.splitArray.split, f.path}] = f, i
+	}
+	compare := func(a, b ItemPlace) int {
+		return cmp.Or(order[[2]string{a.Split, string(a.File)}]-order[[2]string{b.Split, string(b.File)}], cmp.Compare(a.Index, b.Index))
 	}
 	indexed := map[string]*cache.Array{}
 	for _, found := range r.Found {
+		slices.SortFunc(found.Places, compare)
 		for i := range found.Places {
 			p := &found.Places[i]
 			path := string(p.File)

@@ -178,3 +178,24 @@ func TestEncodingsOfItems(t *testing.T) {
 		}
 	}
 }
+
+// The places of an item are in the order of the files, whatever its tokens are in each.
+func TestPlacesAreSorted(t *testing.T) {
+	all := writeRandomTokens(t, map[string]int{"a.bin": 1000, "b.bin": 1000})
+	first, second := all["a.bin"][500:520], all["a.bin"][100:120]
+	copy(all["b.bin"][50:], first)
+	copy(all["b.bin"][20:], second)
+	saveTokens(t, "b.bin", all["b.bin"])
+	c := &check{partSize: 2048, itemPart: itemPart, stderr: io.Discard}
+	r, err := c.against(t.Context(), load(t, small+"[splits.train]\ntokens = ['a.bin', 'b.bin']\n"), ItemSource{"items", 1000, func(visit func(*Item) error) error {
+		return visit(&Item{Unit: "line", Number: 1, Text: "item", Encodings: [][]uint32{itemOf(first), itemOf(second)}})
+	}})
+	testfiles.NoError(t, err)
+	var at []int64
+	for _, p := range r.Found[0].Places {
+		at = append(at, p.Index)
+	}
+	if want := []int64{100, 500, 20, 50}; !slices.Equal(at, want) {
+		t.Errorf("the places are at %v, want %v", at, want)
+	}
+}
