@@ -276,6 +276,9 @@ func TestTokensChangeUnderReaders(t *testing.T) {
 					return []string{"old", "new"}, "ESTALE"
 				case l.round > changed:
 					return []string{"old"}, ""
+				case change.name == "overwritten":
+					// If the files were checked during the write, reads fail until the next attempt.
+					return []string{"new"}, "ESTALE"
 				}
 				return []string{"new"}, ""
 			})
