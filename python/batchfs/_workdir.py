@@ -144,7 +144,7 @@ def check_free(directory: str) -> None:
 def absolute(dir: PathLike) -> str:
     path = os.fspath(dir)
     if re.match("[a-z0-9]+://", path):
-        raise ArgumentError(f"{path}: must be a local directory, because batchfs never writes to a store: upload the files when they are complete")
+        raise ArgumentError(f"{path}: must be a local directory, because the writer never writes to a store: upload the files when they are complete")
     return os.path.abspath(path)
 
 

@@ -234,7 +234,7 @@ func TestStoreCommands(t *testing.T) {
 	for _, test := range []struct{ args, says string }{
 		{"info s3://bucket/train.bin", "s3://bucket/train.bin: look up: 403"},
 		{"info s3://bucket/none*.bin", "s3://bucket/none*: list: 403"},
-		{"index s3://bucket/train.bin --eot 0", "never writes to a store"},
+		{"index s3://bucket/train.bin --eot 0", "does not write to a store"},
 		{"mount --data s3://bucket/dir " + t.TempDir(), "s3://bucket/dir/*: list: 403"},
 		{"doctor -c " + remote, "403"},
 		{"prepare " + filepath.Join(dir, "text.txt") + " --by byte --out s3://bucket/dir", "prepare writes to a store only with --plan"},

@@ -33,7 +33,7 @@ type Index struct {
 // replaced if force is true.
 func WriteIndex(ctx context.Context, path string, o cache.Options, eot int64, force bool, stderr io.Writer) (index Index, err error) {
 	if blob.IsRemote(path) {
-		return index, fmt.Errorf("%s: an index must be next to its token file, and batchfs never writes to a store: index a copy of the "+
+		return index, fmt.Errorf("%s: an index must be next to its token file, which batchfs index does not write to a store: index a copy of the "+
 			"file on this machine, and upload the index as %s%s", path, path, format.IndexSuffix)
 	}
 	if o, eot, err = completeFromVocabulary(path, o, eot); err != nil {
