@@ -142,3 +142,46 @@ func TestTasksInAStore(t *testing.T) {
 	e2e.CheckFails(t, "unit 000001: s3://bucket/prefix1/train_000001.bin has 2 bytes, but had",
 		slices.Concat([]string{e2e.PlainBatchfs, "prepare", "--plan", "s3://bucket/plans/prefix.json", "--finish", "--out", "s3://bucket/prefix1"}, store)...)
 }
+
+// A plan of ids in a store decides by their first row whether there are labels, as for local files.
+func TestTasksOfIDsInAStore(t *testing.T) {
+	e2e.SkipIfShort(t)
+	t.Parallel()
+	b := e2e.NewBucket(t)
+	dir := t.TempDir()
+	type row struct {
+		IDs    []int64 `parquet:"input_ids,list"`
+		Labels []int64 `parquet:"labels,list"`
+	}
+	var lines, table bytes.Buffer
+	w := parquet.NewGenericWriter[row](&table, parquet.MaxRowsPerRowGroup(500))
+	for i := range int64(2000) {
+		fmt.Fprintf(&lines, "{\"input_ids\": [%d, 1, 0], \"labels\": [-100, 1, 0]}\n", i)
+		e2e.Must(w.Write([]row{{[]int64{i, 2, 0}, []int64{-100, 2, 0}}}))(t)
+	}
+	e2e.NoError(t, w.Close())
+	e2e.NoError(t, os.Mkdir(filepath.Join(dir, "in"), 0o755))
+	for name, content := range map[string][]byte{"in/a.parquet": table.Bytes(), "in/b.jsonl": lines.Bytes()} {
+		e2e.Write(t, filepath.Join(dir, name), content)
+		b.Put(t, name, content)
+	}
+	prepare := func(args ...string) {
+		t.Helper()
+		store := []string{"--set", "store.endpoint=" + b.URL, "--set", "store.path_style=true"}
+		e2e.Run(t, slices.Concat([]string{"env", "-C", dir, e2e.PlainBatchfs, "prepare"}, args, store)...)
+	}
+	for plan, place := range map[string]string{"local.json": "", "s3://bucket/plan.json": "s3://bucket/"} {
+		prepare("--plan", plan, place+"in", "--ids", "input_ids", "--vocab-size", "2000", "--val", "0.1", "--unit-bytes", "20000")
+		prepare("--plan", plan, "--task", "0/1", "--out", place+"out")
+		prepare("--plan", plan, "--finish", "--out", place+"out")
+	}
+	got, want := objects(t, b, "out/"), map[string]string{}
+	for _, path := range e2e.Must(filepath.Glob(filepath.Join(dir, "out", "[^.]*")))(t) {
+		want[filepath.Base(path)] = string(e2e.Content(t, path))
+	}
+	delete(got, "vocab.json") // has a digest of the names
+	delete(want, "vocab.json")
+	if !maps.Equal(got, want) || want["train_000001.mask.bin"] == "" {
+		t.Errorf("objects %q differ from files %q", slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)))
+	}
+}

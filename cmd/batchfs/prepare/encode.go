@@ -87,7 +87,7 @@ func (w *encodeWorker) appendText(out *encodedTokens, t []byte, mask byte, begin
 		}
 		for _, token := range w.scratch {
 			if int64(token) == w.encoding.eot {
-				out.eotInside++
+				out.eot.EOTInside++
 			}
 		}
 		w.appendTokens(out, w.scratch, mask)

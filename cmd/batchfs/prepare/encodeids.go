@@ -81,12 +81,12 @@ func (w *encodeWorker) encodeIDs(ch *chunk, in *input, at place, line jsontext.V
 	w.appendEnd(out)
 	for i, id := range ids {
 		if int64(id) == w.encoding.eot {
-			out.eotInside++
+			out.eot.EOTInside++
 			if i == 0 {
-				out.eotBegins++
+				out.eot.EOTBegins++
 			}
 			if i == len(ids)-1 {
-				out.eotEnds++
+				out.eot.EOTEnds++
 			}
 		}
 	}

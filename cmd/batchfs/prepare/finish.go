@@ -36,7 +36,7 @@ func (o *options) finishJob(ctx context.Context) error {
 	if err := j.checkFiles(ctx, listing, sidecars, known); err != nil {
 		return err
 	}
-	made, total, err := sum(sidecars)
+	made, eot, total, err := sum(sidecars)
 	if err != nil {
 		return err
 	}
@@ -51,7 +51,11 @@ func (o *options) finishJob(ctx context.Context) error {
 	if err := p.checkSplits(made, total); err != nil {
 		return err
 	}
-	m := p.manifest(made, p.settings.EOT, total)
+	eotAt := p.settings.EOT
+	if p.encoding.ids {
+		eotAt = idsEOTAt(made, eot)
+	}
+	m := p.manifest(made, eotAt, total)
 	m.Run = j.plan.DigestAll()
 	if err := j.publishManifest(ctx, m); err != nil {
 		return fmt.Errorf("--out: %w", err)
@@ -127,7 +131,7 @@ func (j *job) checkFiles(ctx context.Context, listing *units.Listing, sidecars [
 }
 
 // sum adds up what units have become, in order.
-func sum(sidecars []*units.Sidecar) (made [len(splits)]vocabulary.Split, total *notes, err error) {
+func sum(sidecars []*units.Sidecar) (made [len(splits)]vocabulary.Split, eot [len(splits)]units.EOTCounts, total *notes, err error) {
 	total = new(notes)
 	for _, s := range sidecars {
 		for i, name := range splits {
@@ -135,15 +139,20 @@ func sum(sidecars []*units.Sidecar) (made [len(splits)]vocabulary.Split, total *
 			made[i].Shards = append(made[i].Shards, split.Shards...)
 			made[i].Tokens += split.Tokens
 			made[i].Documents += split.Documents
-			made[i].EOTInside += split.EOTInside
+			if counts, ok := s.EOT[name]; ok { // only with --ids
+				eot[i].Add(counts)
+				made[i].EOTInside = eot[i].Inside()
+			} else {
+				made[i].EOTInside += split.EOTInside
+			}
 		}
 		var n notes
 		if err := json.Unmarshal(s.Notes, &n); err != nil {
-			return made, nil, fmt.Errorf("unit %s: its sidecar has broken notes: %w", units.Name(s.Unit), err)
+			return made, eot, nil, fmt.Errorf("unit %s: its sidecar has broken notes: %w", units.Name(s.Unit), err)
 		}
 		total.add(&n)
 	}
-	return made, total, nil
+	return made, eot, total, nil
 }
 
 // publishManifest writes vocab.json. It leaves one with the same content, which a mount may use.

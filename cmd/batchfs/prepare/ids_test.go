@@ -1,11 +1,14 @@
 package prepare
 
 import (
+	"encoding/binary"
 	"fmt"
 	"io"
 	"math"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -13,6 +16,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 
 	"batchfs/cmd/batchfs/internal/testfiles"
+	"batchfs/cmd/batchfs/vocabulary"
 )
 
 // val is chosen with the same hash as in Python: hashlib.blake2b(tokens, digest_size=8), in
@@ -186,4 +190,138 @@ func TestPrepareIDsContinues(t *testing.T) {
 	delete(got, "vocab.json")
 	delete(want, "vocab.json")
 	wantSame(t, got, want)
+}
+
+// idRowsOf returns lines of JSON with random ids, and labels if labeled is set. eotAt says where
+// they have an end-of-text token.
+func idRowsOf(rng *rand.Rand, n int, eotAt string, labeled bool) string {
+	var b strings.Builder
+	b.WriteString("{\"input_ids\": [], \"labels\": []}\n")
+	for range n {
+		ids := rng.Perm(1 + rng.IntN(40))
+		switch eotAt {
+		case "end":
+			ids = append(ids, pairsEOT)
+		case "begin":
+			ids = append([]int{pairsEOT}, ids...)
+		}
+		labels := "null"
+		if labeled {
+			labels = strings.ReplaceAll(fmt.Sprint(ids), " ", ", ")
+			if len(ids) > 1 {
+				_, rest, _ := strings.Cut(labels, ", ")
+				labels = fmt.Sprintf("[%d, %s", ignoredLabel, rest)
+			}
+		}
+		fmt.Fprintf(&b, "{\"input_ids\": %s, \"labels\": %s}\n", strings.ReplaceAll(fmt.Sprint(ids), " ", ", "), labels)
+	}
+	return b.String()
+}
+
+// Tasks write the ids, masks and ends of documents that one process writes without a plan, and the
+// same vocab.json apart from the names of shards.
+func TestTasksOfIDs(t *testing.T) {
+	useSmallChunks(t, 4<<10, 1<<20)
+	schema := arrow.NewSchema([]arrow.Field{
+		{Name: "input_ids", Type: arrow.ListOf(arrow.PrimitiveTypes.Int32)}, {Name: "labels", Type: arrow.ListOf(arrow.PrimitiveTypes.Int64), Nullable: true},
+	}, nil)
+	for _, test := range []struct {
+		name, args string
+		eotAt      [3]string // of each file
+		labeled    bool
+		want       string // eot_at in vocab.json
+	}{
+		{"labels", "--by pairs --val 0.2", [3]string{"end", "end", "end"}, true, "end"},
+		{"no labels", "--by pairs --val-files c.arrow", [3]string{"begin", "begin", "begin"}, false, "begin"},
+		{"mixed", "--by pairs --val 0.2", [3]string{"begin", "end", "end"}, true, "none"},
+		{"none", "--by pairs --val 0", [3]string{"end", "", "end"}, false, "none"},
+		{"ids", "--vocab-size 2000 --val 0.2", [3]string{"end", "end", "end"}, true, ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(1, 2))
+			rows := func(i, n int) string { return idRowsOf(rng, n, test.eotAt[i], test.labeled) }
+			writeFilesHere(t, map[string]string{"in/a.jsonl": rows(0, 300), "in/b.jsonl.gz": gzipped(rows(1, 100)), "in/c.arrow": arrowOf(t, schema, rows(2, 100), true)})
+			args := " in --ids input_ids " + test.args
+			prepared(t, "--out whole"+args)
+			said := prepared(t, "--plan plan.json --unit-bytes 10000"+args)
+			if strings.Contains(said, "; labels become the mask") != test.labeled {
+				t.Errorf("prepare said %q", said)
+			}
+			runTasks(t, 1, "out1")
+			runTasks(t, 3, "out3")
+			wantSame(t, taskFiles(t, "out3"), taskFiles(t, "out1"))
+			if _, err := os.Stat("out1/train_000003.bin"); err != nil {
+				t.Error(err) // there should be several units
+			}
+			whole, ends := joinShards(t, "whole")
+			tasks, taskEnds := joinShards(t, "out1")
+			if whole.EOTAt != test.want || !reflect.DeepEqual(tasks, whole) {
+				t.Errorf("vocab.json is %+v, but one process writes %+v", tasks, whole)
+			}
+			wantSame(t, taskEnds, ends)
+		})
+	}
+}
+
+// joinShards returns vocab.json with one shard for all of a split, and the bytes of the shards'
+// tokens, masks and ends of documents.
+func joinShards(t testing.TB, dir string) (*vocabulary.Manifest, map[string]string) {
+	t.Helper()
+	m, err := vocabulary.Read(filepath.Join(dir, "vocab.json"), nil)
+	testfiles.NoError(t, err)
+	files, joined := filesOf(t, dir), map[string]string{}
+	for name, split := range m.Splits {
+		all := vocabulary.Shard{}
+		for _, shard := range split.Shards {
+			joined[name] += files[shard.Name]
+			joined[name+" mask"] += files[maskPath(shard.Name)]
+			var end uint64
+			for raw := []byte(files[shard.Name+".index"]); len(raw) > 0; raw = raw[8:] {
+				end = binary.LittleEndian.Uint64(raw)
+				joined[name+" ends"] += fmt.Sprintln(uint64(all.Tokens) + end)
+			}
+			if end != uint64(shard.Tokens) {
+				t.Errorf("%s/%s ends within a document", dir, shard.Name)
+			}
+			all.Tokens += shard.Tokens
+			all.Documents += shard.Documents
+			all.MaskOnes += shard.MaskOnes
+		}
+		split.Shards = []vocabulary.Shard{all}
+		m.Splits[name] = split
+	}
+	m.Run = ""
+	return m, joined
+}
+
+// The rows of the first plan decide whether there are labels. What differs is refused when it is
+// added to the plan, or fails its unit.
+func TestPlanDecidesAboutLabels(t *testing.T) {
+	const with, without, broken = `{"input_ids": [1], "labels": [1]}` + "\n", `{"input_ids": [1]}` + "\n", `{"input_ids": "1"}` + "\n"
+	const empty, options = `{"input_ids": []}` + "\n", " --ids input_ids --vocab-size 10 --val 0"
+	for _, test := range []struct{ first, other, refused, failed string }{
+		{with, without, "line 2 of b.jsonl has no labels, but the rows of the plan have some: write another plan",
+			"unit 000001 (b.jsonl): b.jsonl: line 2: has no labels, but the first row of the plan has: prepare rows with and without them separately"},
+		{without, with, "line 2 of b.jsonl has labels, but the rows of the plan have none: write another plan",
+			"unit 000001 (b.jsonl): b.jsonl: line 2: has labels, but the first row of the plan has none: prepare rows with and without them separately"},
+	} {
+		writeFilesHere(t, map[string]string{"a.jsonl": empty + broken + test.first, "b.jsonl": empty + test.other, "c.jsonl": empty, "d.jsonl": test.first})
+		prepared(t, "--plan plan.json a.jsonl"+options)
+		before := filesOf(t, ".")["plan.json"]
+		wantError(t, "--plan plan.json a.jsonl b.jsonl"+options, "--plan plan.json: "+test.refused)
+		wantError(t, "--plan plan.json a.jsonl"+options+" --eot-token x", "--eot-token: needs the tokenizer")
+		if filesOf(t, ".")["plan.json"] != before {
+			t.Error("a plan that could not be extended was changed")
+		}
+		prepared(t, "--plan plan.json c.jsonl d.jsonl"+options)
+		wantError(t, "--plan plan.json --task 0/1 --out out", "unit 000000 (a.jsonl): a.jsonl: line 2: field input_ids is not a list of integers")
+		prepared(t, "--plan plan.json a.jsonl --invalid skip"+options)
+		prepared(t, "--plan plan.json --task 0/1 --out out")
+		prepared(t, "--plan plan.json --finish --out out")
+		if m := readManifest(t).Splits["train"]; m.Documents != 2 || len(m.Shards) != 2 {
+			t.Errorf("train has %d documents in %d shards, want 2", m.Documents, len(m.Shards))
+		}
+		prepared(t, "--plan both.json d.jsonl b.jsonl --unit-bytes 60"+options)
+		wantError(t, "--plan both.json --task 1/2 --out both", test.failed)
+	}
 }

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"runtime"
 	"sync"
+
+	"batchfs/cmd/batchfs/prepare/units"
 )
 
 // Limits on memory, in bytes. They are variables so that tests can lower them.
@@ -61,8 +63,7 @@ type encodedTokens struct {
 	ends   []int64 // ends of documents, in tokens
 	ids    []byte  // with --id, a line for each of these documents
 
-	eotInside          int64 // end-of-text tokens in the texts, or all of them with --ids
-	eotBegins, eotEnds int64 // documents that begin or end with one, with --ids
+	eot units.EOTCounts
 }
 
 // chunks recycles the memory of chunks, because on many processors the heap would grow a lot while

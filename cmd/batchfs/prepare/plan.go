@@ -44,6 +44,9 @@ type settings struct {
 	IDs         string      `json:"ids,omitempty"`
 	VocabSize   int64       `json:"vocab_size,omitempty"`
 	ID          string      `json:"id,omitempty"`
+	// Labels says whether the rows of a plan file have labels, with --ids. Without such a file, it
+	// is false, because each run looks again.
+	Labels bool `json:"labels,omitempty"`
 }
 
 // An encoding says how documents become tokens.
@@ -55,7 +58,7 @@ type encoding struct {
 	ids            bool   // whether the first field leads to lists of ids instead of texts
 	id             *field // leads to the id of a document; nil without --id
 	masked         bool
-	first          string       // with ids, the first row, which decides whether rows have labels
+	first          string       // with ids, the row that decides whether rows have labels
 	eot            int64        // end-of-text token, or -1
 	eotBegins      bool         // whether eot begins documents instead of ending them
 	replaceInvalid bool         // whether to replace invalid bytes by U+FFFD
@@ -121,7 +124,7 @@ func newEncoding(s *settings, content []byte) (e encoding, err error) {
 		return encoding{}, err
 	}
 	e = encoding{eotBegins: s.EOT == "begin", replaceInvalid: s.Invalid == "replace", skipInvalid: s.Invalid == "skip",
-		anyBytes: s.By == vocabulary.Byte, fields: []field{newField(s.Field, 0)}, masked: s.Mask != ""}
+		anyBytes: s.By == vocabulary.Byte, fields: []field{newField(s.Field, 0)}, masked: s.Mask != "" || s.Labels}
 	if !s.Special {
 		e.nameStarts = nameStarts(t)
 	}
@@ -129,7 +132,7 @@ func newEncoding(s *settings, content []byte) (e encoding, err error) {
 		e.ids, e.fields = true, []field{newField(s.IDs, 1)}
 		e.fields[0].options = "--ids"
 	}
-	if e.masked {
+	if s.Mask != "" {
 		e.fields, err = maskFields(s.Mask)
 	}
 	if s.ID != "" {

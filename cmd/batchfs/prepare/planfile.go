@@ -86,16 +86,13 @@ func (o *options) checkFlags(flags *pflag.FlagSet, args []string) (err error) {
 	case o.job.plan != "" && len(args) == 0 && o.dir == "":
 		return errors.New("--out: give the directory that all tasks write to, such as --out data")
 	}
-	return nil
+	return o.settings.checkIDs(flags.Changed)
 }
 
 // writePlan writes a plan for the texts that the arguments name, or adds them to one.
 func (o *options) writePlan(args []string, unitBytesGiven bool) error {
-	if o.settings.By == vocabulary.Char {
+	if o.settings.By == vocabulary.Char && o.settings.IDs == "" {
 		return errors.New("--by char: does not go with --plan, because its tokens depend on all texts, and no task reads them all: choose another tokenizer with --by")
-	}
-	if o.settings.IDs != "" {
-		return errors.New("--ids: does not go with --plan, because the first row decides for all whether rows have labels: prepare ids without --plan")
 	}
 	if err := o.settings.resolve(); err != nil {
 		return err
@@ -106,16 +103,12 @@ func (o *options) writePlan(args []string, unitBytesGiven bool) error {
 		return err
 	}
 	var tokenizer []byte
-	if _, ok := tokenizers[o.settings.By]; !ok {
+	if _, ok := tokenizers[o.settings.By]; !ok && o.settings.By != "" {
 		if tokenizer, err = os.ReadFile(o.settings.By); err != nil {
 			return fmt.Errorf("--by: %w", err)
 		}
 	}
-	options, err := json.Marshal(o.settings)
-	if err != nil {
-		return err
-	}
-	made, err := o.planToExtend(options, tokenizer, unitBytesGiven)
+	made, err := o.planToExtend(tokenizer, unitBytesGiven)
 	if err != nil {
 		return err
 	}
@@ -130,7 +123,18 @@ func (o *options) writePlan(args []string, unitBytesGiven bool) error {
 	if err := cmp.Or(p.checkPlanned(made.Inputs), p.checkInputs()); err != nil {
 		return err
 	}
+	if e.ids {
+		if err := o.planLabels(p, made); err != nil {
+			return err
+		}
+	}
+	if made.Options == nil {
+		if made.Options, err = json.Marshal(o.settings); err != nil {
+			return err
+		}
+	}
 	o.printLeftOut(leftOut)
+	o.printIDs(p)
 	o.warnMissingEOT(p)
 	o.warnTokenizer(p)
 	before := len(made.Units)
@@ -159,9 +163,10 @@ func (o *options) savePlan(p *units.Plan) error {
 	return nil
 }
 
-// planToExtend returns the existing plan, or an empty one. The error says which option differs.
-func (o *options) planToExtend(options json.RawMessage, tokenizer []byte, unitBytesGiven bool) (*units.Plan, error) {
-	planned := units.New(options, tokenizer, o.job.unitBytes)
+// planToExtend returns the existing plan, or an empty one, which has no options yet. The error says
+// which option differs.
+func (o *options) planToExtend(tokenizer []byte, unitBytesGiven bool) (*units.Plan, error) {
+	planned := units.New(nil, tokenizer, o.job.unitBytes)
 	p, err := o.job.readPlan()
 	if errors.Is(err, fs.ErrNotExist) {
 		return planned, nil
@@ -176,9 +181,13 @@ func (o *options) planToExtend(options json.RawMessage, tokenizer []byte, unitBy
 	if err != nil {
 		return nil, fmt.Errorf("--plan %s: %w", o.job.plan, err)
 	}
+	o.settings.Labels = before.Labels // planLabels compares them
 	// What is done without an error has no invalid text.
 	if before.Invalid == "error" && o.settings.Invalid != "error" {
-		before.Invalid, p.Options = o.settings.Invalid, options
+		before.Invalid = o.settings.Invalid
+		if p.Options, err = json.Marshal(o.settings); err != nil {
+			return nil, err
+		}
 	}
 	switch {
 	case before != o.settings:
@@ -189,6 +198,35 @@ func (o *options) planToExtend(options json.RawMessage, tokenizer []byte, unitBy
 		return nil, other(fmt.Sprintf("--unit-bytes %d", p.UnitBytes))
 	}
 	return p, nil
+}
+
+// planLabels looks for labels in the inputs of p that the plan file lacks. A new plan file records
+// whether there are any; those that are added to one must agree with it.
+func (o *options) planLabels(p *plan, made *units.Plan) error {
+	planned := make(map[string]bool, len(made.Inputs))
+	for _, in := range made.Inputs {
+		planned[in.Name] = true
+	}
+	added := *p
+	added.inputs = slices.DeleteFunc(slices.Clone(p.inputs), func(in *input) bool { return planned[in.path] })
+	added.encoding.skipInvalid = true // rows that cannot be used decide nothing; tasks report them
+	if err := added.lookForLabels(o.job.stores.ctx); err != nil {
+		return err
+	}
+	labels, first := added.encoding.masked, added.encoding.first
+	switch {
+	case made.Options == nil:
+		o.settings.Labels = labels
+	case first != "" && labels != o.settings.Labels:
+		has, planHas := "no "+labelsField, "some"
+		if labels {
+			has, planHas = labelsField, "none"
+		}
+		return fmt.Errorf("--plan %s: %s has %s, but the rows of the plan have %s: write another plan for such texts, with another --out for its tasks",
+			o.job.plan, first, has, planHas)
+	}
+	p.encoding.masked = o.settings.Labels
+	return nil
 }
 
 func (j *jobOptions) readPlan() (*units.Plan, error) {

@@ -69,8 +69,8 @@ one counts.
 
 With --ids, a FIELD leads to the ids of a document, which a tokenizer has made
 already, and they are written as they are. Ids whose attention_mask is 0 are
-dropped. The labels next to them, if there are any, become the mask: 1 if a
-label is the id, and 0 if it is -100.
+dropped. The labels next to them, if the first row has some, become the mask: 1
+if a label is the id, and 0 if it is -100.
 
 Documents are assigned to val by a hash of the beginning of their text, or of
 their ids, so adding files moves no document between train and val. A single
@@ -158,9 +158,6 @@ func (o *options) run(cmd *cobra.Command, args []string) error {
 }
 
 func (o *options) prepare(cmd *cobra.Command, args []string) error {
-	if err := o.settings.checkIDs(cmd.Flags().Changed); err != nil {
-		return err
-	}
 	p, err := o.makePlan(cmd.Context(), args)
 	if err != nil {
 		return err
@@ -254,7 +251,7 @@ func (o *options) makeFiles(ctx context.Context, p *plan, work *workDir, s *chec
 	}
 	eotAt := p.settings.EOT
 	if p.encoding.ids {
-		eotAt = w.idsEOTAt()
+		eotAt = idsEOTAt(made, w.eotCounts())
 	}
 	manifest := p.manifest(made, eotAt, &s.Notes)
 	if err := create(work.dir, manifestName, func(out *bufio.Writer) error { return manifest.Write(out) }); err != nil {

@@ -51,6 +51,7 @@ func (o *options) openJob() (*job, error) {
 	if j.encoding, err = newEncoding(&j.settings, p.Tokenizer); err != nil {
 		return nil, fmt.Errorf("--plan %s: %w", o.job.plan, err)
 	}
+	j.encoding.first = "the first row of the plan"
 	return j, nil
 }
 
@@ -264,12 +265,15 @@ func (j *job) encodeUnit(ctx context.Context, p *plan, unit int, dir string) (*u
 	if err != nil {
 		return nil, err
 	}
-	s := &units.Sidecar{Unit: unit, Digest: j.plan.Digest(unit), Splits: map[string]vocabulary.Split{}, Texts: fmt.Sprintf("%x", w.texts.Sum(nil))}
+	s := &units.Sidecar{Unit: unit, Digest: j.plan.Digest(unit), Splits: map[string]vocabulary.Split{}, EOT: map[string]units.EOTCounts{}, Texts: fmt.Sprintf("%x", w.texts.Sum(nil))}
 	for i, split := range made {
 		if len(split.Shards) == 0 {
 			continue
 		}
 		s.Splits[splits[i]] = split
+		if p.encoding.ids {
+			s.EOT[splits[i]] = w.shards[i].state.EOTCounts
+		}
 		for _, shard := range split.Shards {
 			for _, name := range outputFormats[j.settings.Format].files(shard) {
 				file := units.File{Name: name, SHA256: shard.SHA256}

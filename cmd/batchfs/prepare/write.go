@@ -13,6 +13,7 @@ import (
 	"slices"
 	"time"
 
+	"batchfs/cmd/batchfs/prepare/units"
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
@@ -112,15 +113,21 @@ func (w *writer) end() (made [len(splits)]vocabulary.Split, err error) {
 	return made, nil
 }
 
+func (w *writer) eotCounts() (counts [len(splits)]units.EOTCounts) {
+	for i, split := range w.shards {
+		counts[i] = split.state.EOTCounts
+	}
+	return counts
+}
+
 // idsEOTAt returns where each document has its only end-of-text token, with --ids.
-func (w *writer) idsEOTAt() string {
+func idsEOTAt(made [len(splits)]vocabulary.Split, counts [len(splits)]units.EOTCounts) string {
 	begins, ends := true, true
-	for _, split := range w.shards {
-		documents := split.total().Documents
-		if split.state.EOTInside != documents {
+	for i, split := range made {
+		if counts[i].EOTInside != split.Documents {
 			return "none"
 		}
-		begins, ends = begins && split.state.EOTBegins == documents, ends && split.state.EOTEnds == documents
+		begins, ends = begins && counts[i].EOTBegins == split.Documents, ends && counts[i].EOTEnds == split.Documents
 	}
 	switch {
 	case ends:
@@ -161,16 +168,12 @@ type splitWriter struct {
 
 type splitState struct {
 	Shards    []vocabulary.Shard `json:"shards"`
-	Tokens    int64              `json:"tokens"`     // tokens in the current shard
-	Documents int64              `json:"documents"`  // documents that end in the current shard
-	MaskOnes  int64              `json:"mask_ones"`  // tokens with mask 1 in the current shard
-	EOTInside int64              `json:"eot_inside"` // end-of-text tokens inside documents, in all
+	Tokens    int64              `json:"tokens"`    // tokens in the current shard
+	Documents int64              `json:"documents"` // documents that end in the current shard
+	MaskOnes  int64              `json:"mask_ones"` // tokens with mask 1 in the current shard
 	// IDBytes is the size of the file with the ids of the current shard's documents.
-	IDBytes int64 `json:"id_bytes,omitempty"`
-	// With --ids, EOTInside counts all of them, because only at the end is it known whether each
-	// document begins or ends with one.
-	EOTBegins int64 `json:"eot_begins,omitempty"` // documents that begin with one
-	EOTEnds   int64 `json:"eot_ends,omitempty"`   // documents that end with one
+	IDBytes         int64 `json:"id_bytes,omitempty"`
+	units.EOTCounts       // in all shards
 }
 
 // shardName returns the name of the current shard. mount --data recognizes both forms.
@@ -244,9 +247,7 @@ func (s *splitWriter) shardHeader() []byte {
 
 // write appends tokens, ends full shards, and reports whether it ended one.
 func (s *splitWriter) write(e encodedTokens) (ended bool, err error) {
-	s.state.EOTInside += e.eotInside
-	s.state.EOTBegins += e.eotBegins
-	s.state.EOTEnds += e.eotEnds
+	s.state.Add(e.eot)
 	// The last piece of a document may have no tokens. A new shard needs no end for it, because
 	// endShard has ended the document in the last one.
 	for len(e.tokens) > 0 || len(e.ends) > 0 && s.state.Tokens > 0 {
@@ -371,14 +372,13 @@ func (s *splitWriter) endShard() error {
 	if s.options.hasIDs {
 		done.IDs = name + idsSuffix
 	}
-	s.state = splitState{Shards: append(s.state.Shards, done), EOTInside: s.state.EOTInside,
-		EOTBegins: s.state.EOTBegins, EOTEnds: s.state.EOTEnds}
+	s.state = splitState{Shards: append(s.state.Shards, done), EOTCounts: s.state.EOTCounts}
 	return nil
 }
 
 // total describes the shards that have ended.
 func (s *splitWriter) total() vocabulary.Split {
-	all := vocabulary.Split{Shards: s.state.Shards, EOTInside: s.state.EOTInside - max(s.state.EOTBegins, s.state.EOTEnds)}
+	all := vocabulary.Split{Shards: s.state.Shards, EOTInside: s.state.Inside()}
 	for _, shard := range s.state.Shards {
 		all.Tokens += shard.Tokens
 		all.Documents += shard.Documents

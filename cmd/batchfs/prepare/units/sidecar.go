@@ -22,11 +22,33 @@ type Sidecar struct {
 	Files  []File                      `json:"files"`  // the shards, and the files next to them
 	Notes  json.RawMessage             `json:"notes"`  // of prepare
 	Texts  string                      `json:"texts_sha256"`
+	// EOT has the counts of each split with --ids, because they are judged for all units together.
+	EOT map[string]EOTCounts `json:"eot,omitempty"`
 	// Bytes is the size of the unit's inputs, as stored.
 	Bytes    int64     `json:"bytes"`
 	Seconds  float64   `json:"seconds"`
 	Finished time.Time `json:"finished"`
 }
+
+// EOTCounts counts the end-of-text tokens of a split, and where they are.
+type EOTCounts struct {
+	EOTInside int64 `json:"eot_inside"` // end-of-text tokens inside documents
+	// With --ids, EOTInside counts all of them, because only at the end is it known whether each
+	// document begins or ends with one.
+	EOTBegins int64 `json:"eot_begins,omitempty"` // documents that begin with one
+	EOTEnds   int64 `json:"eot_ends,omitempty"`   // documents that end with one
+}
+
+// Add adds the counts of more documents.
+func (c *EOTCounts) Add(more EOTCounts) {
+	c.EOTInside += more.EOTInside
+	c.EOTBegins += more.EOTBegins
+	c.EOTEnds += more.EOTEnds
+}
+
+// Inside returns the number of end-of-text tokens other than those that begin or end documents,
+// whichever are more.
+func (c *EOTCounts) Inside() int64 { return c.EOTInside - max(c.EOTBegins, c.EOTEnds) }
 
 // A File is a file of a unit, as it was when the task wrote it.
 type File struct {
