@@ -9,7 +9,7 @@ import (
 	"batchfs/cmd/batchfs/prepare/bpe"
 )
 
-// encodeDocument encodes a document of an input unless it has no text.
+// encodeDocument encodes a document of an input unless it has no text or no tokens.
 func (w *encodeWorker) encodeDocument(ch *chunk, in *input, at place, texts []maskedText) error {
 	if w.visit != nil {
 		return w.visit(at, texts)
@@ -26,14 +26,25 @@ func (w *encodeWorker) encodeDocument(ch *chunk, in *input, at place, texts []ma
 	if w.val.has(in, 0, beginning) {
 		out = &ch.encoded[1]
 	}
+	before := len(out.tokens)
 	w.beginDocument(out)
 	for _, t := range texts {
 		if err := w.appendText(out, t.text, t.mask, true); err != nil {
 			return err
 		}
 	}
+	if w.lacksTokens(out, before) {
+		addLeftOut(&ch.notes.Empty, 1, at.of(in))
+		return nil
+	}
 	w.endDocument(out, texts[len(texts)-1].mask)
 	return nil
+}
+
+// lacksTokens reports whether a document that begins after the given number of bytes of tokens has
+// none, even with an end-of-text token, because the vocabulary lacks all bytes of its text.
+func (w *encodeWorker) lacksTokens(out *encodedTokens, before int) bool {
+	return w.encoding.eot < 0 && len(out.tokens) == before
 }
 
 // beginDocument appends the end-of-text token if it begins documents. Its mask is 0, because there

@@ -17,6 +17,7 @@ func (w *encodeWorker) encodeText(ch *chunk, piece *textPiece) error {
 	if piece.start.Val {
 		out = &ch.encoded[1]
 	}
+	before := len(out.tokens)
 	if piece.startsDocument {
 		w.beginDocument(out)
 	}
@@ -26,6 +27,10 @@ func (w *encodeWorker) encodeText(ch *chunk, piece *textPiece) error {
 		return err
 	case err != nil:
 		return fmt.Errorf("the text from byte %d on %w", piece.start.Offset, err)
+	}
+	if piece.startsDocument && piece.endsDocument && w.lacksTokens(out, before) {
+		addLeftOut(&ch.notes.Empty, 1, piece.in.path)
+		return nil
 	}
 	if piece.endsDocument {
 		w.endDocument(out, 0)

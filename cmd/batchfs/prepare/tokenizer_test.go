@@ -343,7 +343,8 @@ func TestPrepareAddedTokenAcrossChunks(t *testing.T) {
 	}
 }
 
-// Bytes that the vocabulary lacks are counted, even if a document has no others.
+// Bytes that the vocabulary lacks are counted. A document that has no others is left out, wherever
+// it is in a shard.
 func TestPrepareLackingBytes(t *testing.T) {
 	t.Chdir(t.TempDir())
 	vocab := map[string]int{"a": 0, "b": 1, "ab": 2}
@@ -354,14 +355,31 @@ func TestPrepareLackingBytes(t *testing.T) {
 		raw, err := json.Marshal(map[string]any{
 			"model":         map[string]any{"type": "BPE", "vocab": vocab, "merges": []string{"a b"}, "unk_token": unknown},
 			"pre_tokenizer": map[string]any{"type": "ByteLevel", "add_prefix_space": false},
+			"added_tokens":  []any{map[string]any{"id": 3, "content": "<e>", "special": true}},
 		})
 		testfiles.NoError(t, err)
-		testfiles.Write(t, map[string]string{"t.json": string(raw), "a.jsonl": lines([]string{"aéb", "é", "\x01"})})
+		testfiles.Write(t, map[string]string{"t.json": string(raw), "a.jsonl": lines([]string{"aéb", "é", "\x01"}),
+			"b/1.jsonl": lines([]string{"é", "ab", "é", "ab", "é"}), "b/2.txt": "é", "b/3.txt": "ab"})
 		if said := prepared(t, "a.jsonl --by t.json --val 0 --eot none --force --out out"); !strings.Contains(said, want) {
 			t.Errorf("it said %s, want %s", said, want)
 		}
 		if got, want := readTokens(t, "out/train.bin"), map[string][]uint16{"": {2}, "a": {0, 0, 2, 0, 0, 0}}[unknown]; !slices.Equal(got, want) {
 			t.Errorf("unk_token %q: %d, want %d", unknown, got, want)
+		}
+		for eot, documents := range map[string]int64{"none": 3, "end": 7} {
+			const empty = "left out because they have no text: 4 documents; the first is line 1 of b/1.jsonl"
+			if unknown != "" {
+				documents = 7
+			}
+			said := prepared(t, "b --by t.json --eot-token <e> --val 0 --force --out out --eot "+eot)
+			if index := filesOf(t, "out")["train.bin.index"]; readManifest(t).Splits["train"].Documents != documents || int64(len(index)) != 8*documents ||
+				strings.Contains(said, empty) != (documents == 3) {
+				t.Errorf("unk_token %q, --eot %s: an index of %d bytes, want %d documents; it said %s", unknown, eot, len(index), documents, said)
+			}
+			want := fmt.Sprintf(" tokens in %d documents", documents)
+			if said := prepared(t, "b --by t.json --eot-token <e> --val 0 --dry-run --eot "+eot); !strings.Contains(said, want) {
+				t.Errorf("--dry-run said %s, want%s", said, want)
+			}
 		}
 	}
 }
