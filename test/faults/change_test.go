@@ -277,7 +277,7 @@ func TestTokensChangeUnderReaders(t *testing.T) {
 				case l.round > changed:
 					return []string{"old"}, ""
 				case change.name == "overwritten":
-					// If the files were checked during the write, reads fail until the next attempt.
+					// If files were checked during the write, reads fail until the next attempt.
 					return []string{"new"}, "ESTALE"
 				}
 				return []string{"new"}, ""

@@ -36,6 +36,11 @@ func (c *Config) CheckRestart(old *Config) error {
 				return fmt.Errorf("%s: source %d has the name %q, which source %d has in the mount; choose another one", split.MessagePrefix("sources"), j, source.Name, i)
 			}
 		}
+		if was, is := oldSplit.Scheduled(), split.Scheduled(); was != is && len(oldSplit.Sources) > 0 {
+			how := map[bool]string{false: "neither stages nor max_epochs", true: "stages or max_epochs"}
+			return fmt.Errorf("%s: the split has %s in the mount, and %s in the configuration, so states that readers saved would not fit; %s",
+				split.MessagePrefix("stages", "sources"), how[was], how[is], fix)
+		}
 		if err := compare("splits."+oldSplit.Name, fixed(split, &batchTable, &splitTable), fixed(oldSplit, &batchTable, &splitTable)); err != nil {
 			return err
 		}
