@@ -63,11 +63,7 @@ func (r *reader) readArrow(s *stream, pos position) (err error) {
 	case bytes.HasPrefix(begin, []byte(tokenfile.FeatherMagic)):
 		return errors.New("is a Feather file of version 1: write it again with pyarrow.feather.write_feather")
 	}
-	checked, err := checkArrowSchema(from)
-	if err != nil {
-		return invalid(err)
-	}
-	in := &endReader{Reader: checked}
+	in := &endReader{Reader: newArrowChecker(from)}
 	messages := ipc.NewMessageReader(in, ipc.WithAllocator(allocator))
 	batches, err := ipc.NewReaderFromMessageReader(messages, ipc.WithAllocator(allocator))
 	if err != nil {
@@ -102,7 +98,8 @@ func (r *reader) readArrow(s *stream, pos position) (err error) {
 
 var errTruncatedArrow = errors.New("it has no end; copy or download it again, or write it again with pyarrow")
 
-// minArrowSchema and maxArrowSchema limit the size of a schema, in bytes.
+// minArrowSchema and maxArrowSchema limit the size of a schema, and of the metadata of a batch, in
+// bytes.
 const (
 	minArrowSchema = 8
 	maxArrowSchema = 256 << 20
@@ -152,36 +149,111 @@ func arrowOfFooter(file io.ReaderAt, size int64) (io.Reader, error) {
 	return io.MultiReader(append(messages, strings.NewReader("\xff\xff\xff\xff\x00\x00\x00\x00"))...), nil
 }
 
-// checkArrowSchema checks the lengths of lists in the schema of a stream, for which arrow-go
-// allocates memory, and returns a reader of the whole stream. It panics if an offset is wrong.
-func checkArrowSchema(in io.Reader) (io.Reader, error) {
-	header := make([]byte, 4)
-	_, err := io.ReadFull(in, header)
-	if string(header) == "\xff\xff\xff\xff" { // since Arrow 0.15
-		header = append(header, 0, 0, 0, 0)
-		_, err = io.ReadFull(in, header[4:])
+// An arrowChecker reads a stream, and checks each message before arrow-go gets it, which trusts the
+// numbers in it when it allocates memory. Read panics if an offset is wrong; arrow-go recovers.
+type arrowChecker struct {
+	in      io.Reader
+	message io.Reader // the current message, with its body
+}
+
+func newArrowChecker(in io.Reader) *arrowChecker {
+	return &arrowChecker{in, strings.NewReader("")}
+}
+
+func (c *arrowChecker) Read(buf []byte) (int, error) {
+	n, err := c.message.Read(buf)
+	if n > 0 || err != io.EOF || len(buf) == 0 {
+		return n, err
 	}
-	length := binary.LittleEndian.Uint32(header[len(header)-4:])
+	next, err := c.nextMessage()
+	if err != nil {
+		return 0, err
+	}
+	c.message = next
+	return next.Read(buf)
+}
+
+// nextMessage returns the next message, or, if none follows, the end of the stream and all after
+// it.
+func (c *arrowChecker) nextMessage() (io.Reader, error) {
+	prefix := make([]byte, 4)
+	_, err := io.ReadFull(c.in, prefix)
+	if string(prefix) == "\xff\xff\xff\xff" { // since Arrow 0.15
+		prefix = append(prefix, 0, 0, 0, 0)
+		_, err = io.ReadFull(c.in, prefix[4:])
+	}
+	length := int64(binary.LittleEndian.Uint32(prefix[len(prefix)-4:]))
 	switch {
 	case err != nil:
 		return nil, err
+	case length == 0:
+		return io.MultiReader(bytes.NewReader(prefix), c.in), nil
 	case length < minArrowSchema || length > maxArrowSchema:
-		return nil, fmt.Errorf("its schema has %d bytes", length)
+		return nil, fmt.Errorf("it has a message of %d bytes", length)
 	}
-	schema, err := io.ReadAll(io.LimitReader(in, int64(length)))
-	if err == nil && len(schema) < int(length) {
+	metadata, err := io.ReadAll(io.LimitReader(c.in, length))
+	if err == nil && int64(len(metadata)) < length {
 		err = errTruncatedArrow
 	}
 	if err != nil {
 		return nil, err
 	}
-	message := &flatbuffers.Table{Bytes: schema, Pos: flatbuffers.GetUOffsetT(schema)}
-	const headerSlot = 8 // of the table Message
-	if at := message.Offset(headerSlot); at > 0 {
-		limit := len(schema)
-		checkArrowFields(&flatbuffers.Table{Bytes: schema, Pos: message.Indirect(message.Pos + flatbuffers.UOffsetT(at))}, 6, 8, &limit)
+	message := &flatbuffers.Table{Bytes: metadata, Pos: flatbuffers.GetUOffsetT(metadata)}
+	if err := checkArrowMessage(message); err != nil {
+		return nil, err
 	}
-	return io.MultiReader(bytes.NewReader(header), bytes.NewReader(schema), in), nil
+	const bodySizeSlot = 10
+	body := io.LimitReader(c.in, message.GetInt64Slot(bodySizeSlot, 0))
+	return io.MultiReader(bytes.NewReader(prefix), bytes.NewReader(metadata), body), nil
+}
+
+func checkArrowMessage(message *flatbuffers.Table) error {
+	const typeSlot, headerSlot, schema, dictionaryBatch, recordBatch = 6, 8, 1, 2, 3
+	header := tableIn(message, headerSlot)
+	if header == nil {
+		return nil
+	}
+	switch message.GetByteSlot(typeSlot, 0) {
+	case schema:
+		limit := len(message.Bytes)
+		checkArrowFields(header, 6, 8, &limit)
+	case dictionaryBatch:
+		if batch := tableIn(header, 6); batch != nil {
+			return checkArrowBatch(batch)
+		}
+	case recordBatch:
+		return checkArrowBatch(header)
+	}
+	return nil
+}
+
+// tableIn returns the table in a slot of another one, or nil if there is none.
+func tableIn(table *flatbuffers.Table, slot flatbuffers.VOffsetT) *flatbuffers.Table {
+	at := flatbuffers.UOffsetT(table.Offset(slot))
+	if at == 0 {
+		return nil
+	}
+	return &flatbuffers.Table{Bytes: table.Bytes, Pos: table.Indirect(table.Pos + at)}
+}
+
+// checkArrowBatch returns an error if a column of strings or bytes in views has more buffers than
+// the whole record batch.
+func checkArrowBatch(batch *flatbuffers.Table) error {
+	const buffersSlot, viewBuffersSlot = 8, 12
+	all := 0
+	if at := flatbuffers.UOffsetT(batch.Offset(buffersSlot)); at > 0 {
+		all = batch.VectorLen(at)
+	}
+	at := flatbuffers.UOffsetT(batch.Offset(viewBuffersSlot))
+	if at == 0 {
+		return nil
+	}
+	for i := range batch.VectorLen(at) {
+		if n := batch.GetInt64(batch.Vector(at) + flatbuffers.UOffsetT(8*i)); n < 0 || n > int64(all) {
+			return fmt.Errorf("it has a column of %d buffers in a record batch of %d", n, all)
+		}
+	}
+	return nil
 }
 
 // checkArrowFields subtracts the lengths of a table's lists of columns and of metadata, in the

@@ -181,6 +181,26 @@ func TestPrepareBrokenArrow(t *testing.T) {
 	wantError(t, args+" --field id", "a.arrow: has no column id, only text")
 }
 
+// A record batch with a wrong number of buffers for strings in views is refused before memory is
+// allocated for them.
+func TestPrepareBrokenArrowViews(t *testing.T) {
+	schema := arrow.NewSchema([]arrow.Field{{Name: "text", Type: arrow.BinaryTypes.StringView}}, nil)
+	long := strings.Repeat("text ", 10)
+	stream := arrowOf(t, schema, lines([]string{long, long, long}), false)
+	writeFilesHere(t, map[string]string{"a.arrow": stream})
+	const args = "a.arrow --by byte --val 0 --force --out out"
+	prepared(t, args)
+	count := "\x01\x00\x00\x00" + "\x01\x00\x00\x00\x00\x00\x00\x00" // a list of one, which is 1
+	if n := strings.Count(stream, count); n != 1 {
+		t.Fatalf("the stream has %d lists that may be the one of buffers", n)
+	}
+	for _, wrong := range []string{"\x05\x00\x00\x00\x00", "\x00\x00\x00\x00\x10", "\x00\x00\x00\x00\xff"} {
+		testfiles.Write(t, map[string]string{"a.arrow": strings.Replace(stream, count, count[:4]+wrong+count[9:], 1)})
+		wantError(t, args, "a.arrow: is not a valid Arrow file or stream: ")
+		wantError(t, args, "it has a column of ")
+	}
+}
+
 // polars writes no length before the schema of an Arrow file, and dictionaries after the batches
 // that need them. testdata/polars.arrow has the texts one, null, two and one, as a
 // polars.Categorical.
