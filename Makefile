@@ -31,6 +31,8 @@
 # make compare-nanochat NANOCHAT=clone   compares nanochat's data loader with examples/nanochat, on an
 #                idle machine: speed, tokens that are used, and rows after a resume. PYTHON needs what
 #                nanochat does
+# make compare-prepare   compares prepare with programs around gigatoken and tokenizers, from PyPI, which
+#                write the same files: speed and memory; REF=HEAD~1 adds prepare of another commit
 # make page      checks the page of batchfs view in a headless browser; PICTURES=DIR keeps pictures
 # make pictures  draws README's table of speed as bars, and batchfs top with a mount on /mnt/batches
 
@@ -70,7 +72,7 @@ END { exit wide }
 endef
 export WIDE_COMMENTS
 
-.PHONY: build demo memory bench test page pictures soak check analysis race long languages repeat times vulnerabilities fuzz bench-compare compare-nanochat wheel wheels recipes files engines release packages
+.PHONY: build demo memory bench test page pictures soak check analysis race long languages repeat times vulnerabilities fuzz bench-compare compare-nanochat compare-prepare wheel wheels recipes files engines release packages
 
 # Without the C library, as in releases: it takes less memory and runs on any Linux. The tests are
 # built in the same way, so that Go compiles each package once.
@@ -194,6 +196,13 @@ compare-nanochat:
 	@test -n "$(NANOCHAT)" || { echo "where is nanochat? make compare-nanochat NANOCHAT=clone" >&2; exit 1; }
 	@$(MAKE) --no-print-directory build
 	PYTHONPATH=python BATCHFS_PROGRAM=$(CURDIR)/batchfs "$$(.ci/python)" examples/nanochat/compare.py $(NANOCHAT)
+
+compare-prepare:
+	@$(MAKE) --no-print-directory build
+	@dir=$$(mktemp -d) && trap 'git worktree remove --force $$dir/src 2>/dev/null; rm -rf $$dir' EXIT && \
+	if [ -n "$(REF)" ]; then git worktree add -q --detach $$dir/src $(REF) && go build -C $$dir/src -o $$dir/ref ./cmd/batchfs || exit 1; fi && \
+	tokenizers=$$(.ci/tokenizers) && $$tokenizers/bin/pip install -q gigatoken==0.10.0 && \
+	$$tokenizers/bin/python test/clients/compare_prepare.py ./batchfs $$tokenizers/llama3_2.json $(if $(REF),$$dir/ref)
 
 wheel:
 	python3 python/wheel.py
