@@ -6,17 +6,23 @@ import "github.com/go-json-experiment/json/jsontext"
 // documents: a line of JSON for each, in the order of the index.
 const idsSuffix = ".ids"
 
-// documentID returns the value to which --id leads in a line, as JSON without line breaks. If there
-// is none, names that are separated by dots may be a single key.
+// documentID returns the value to which --id leads in a line, as JSON without line breaks.
 func (e *encoding) documentID(line jsontext.Value) (jsontext.Value, error) {
-	value, err := e.id.valueIn(line)
-	if err != nil && e.id.hasDots() {
-		if value, err := e.id.joined(line, 0).valueIn(line); err == nil {
-			return value, nil
-		}
-	}
+	value, err := readField(*e.id, line, field.valueIn)
 	if kind := value.Kind(); err == nil && (kind == jsontext.KindBeginArray || kind == jsontext.KindBeginObject) {
 		err = unusable("field "+e.id.String()+" is not a single value", " but "+describe(value))
+	}
+	return value, err
+}
+
+// readField returns what read finds in a line at a field. If that fails, names that are separated by
+// dots may be a single key.
+func readField[T any](f field, line jsontext.Value, read func(field, jsontext.Value) (T, error)) (T, error) {
+	value, err := read(f, line)
+	if err != nil && f.hasDots() {
+		if value, err := read(f.joined(line, 0), line); err == nil {
+			return value, nil
+		}
 	}
 	return value, err
 }

@@ -23,26 +23,20 @@ type idRow struct {
 	attention, labels jsontext.Value // nil if there are none
 }
 
-// idRow returns the ids to which --ids leads in a line. If there are none, names that are separated
-// by dots may be a single key.
+// idRow returns the ids to which --ids leads in a line.
 func (e *encoding) idRow(line jsontext.Value) (idRow, error) {
-	row, err := e.fields[0].idRow(line)
-	if err != nil && e.hasDots {
-		if row, err := e.fields[0].joined(line, 0).idRow(line); err == nil {
-			return row, nil
-		}
-	}
-	return row, err
+	return readField(e.fields[0], line, field.idRow)
 }
 
 func (f field) idRow(line jsontext.Value) (row idRow, err error) {
 	last := len(f.path) - 1
-	for depth := range last {
-		if line, err = f.follow(line, depth, nil); err != nil {
-			return idRow{}, err
-		}
+	parent := f
+	parent.path = f.path[:last]
+	in, err := parent.valueIn(line)
+	if err != nil {
+		return idRow{}, err
 	}
-	row.ids, err = f.follow(line, last, func(name []byte, value jsontext.Value) {
+	row.ids, err = f.follow(in, last, func(name []byte, value jsontext.Value) {
 		switch {
 		case value.Kind() == jsontext.KindNull:
 		case string(name) == attentionField:

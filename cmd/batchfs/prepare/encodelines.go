@@ -4,27 +4,42 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"iter"
 	"unicode/utf8"
 
 	"github.com/go-json-experiment/json/jsontext"
 )
 
+// encodeLines encodes lines of JSON, or a row that became one.
 func (w *encodeWorker) encodeLines(ch *chunk, piece *textPiece) error {
-	at := place{"line", piece.start.Line}
-	for line := range bytes.Lines(piece.text) {
-		at.number++
-		line = bytes.TrimPrefix(line, byteOrderMark) // concatenated files have one each
-		if len(bytes.TrimSpace(line)) == 0 {
-			continue
-		}
-		if err := w.encodeLine(ch, piece.in, at, replaceNaN(line)); err != nil {
+	for at, line := range piece.jsonLines() {
+		if err := w.encodeLine(ch, piece.in, at, line); err != nil {
 			return fmt.Errorf("%s: %w", at, err)
 		}
 	}
 	return nil
 }
 
-// encodeLine encodes the document of a line, or of a row that became one.
+// jsonLines yields the lines of JSON in a piece that are not blank, with 0 in place of NaN and the
+// infinities. The JSON of a row is a line.
+func (p *textPiece) jsonLines() iter.Seq2[place, jsontext.Value] {
+	return func(yield func(place, jsontext.Value) bool) {
+		if p.in.format != jsonlFormat {
+			yield(place{"row", p.start.Offset + 1}, p.text)
+			return
+		}
+		at := place{"line", p.start.Line}
+		for line := range bytes.Lines(p.text) {
+			at.number++
+			line = bytes.TrimPrefix(line, byteOrderMark) // concatenated files have one each
+			if len(bytes.TrimSpace(line)) > 0 && !yield(at, replaceNaN(line)) {
+				return
+			}
+		}
+	}
+}
+
+// encodeLine encodes the document of a line of JSON.
 func (w *encodeWorker) encodeLine(ch *chunk, in *input, at place, line jsontext.Value) error {
 	if !utf8.Valid(line) {
 		switch {

@@ -2,14 +2,9 @@ package prepare
 
 import "fmt"
 
+// encodeRow encodes a row that is a text.
 func (w *encodeWorker) encodeRow(ch *chunk, piece *textPiece) error {
 	at := place{"row", piece.start.Offset + 1}
-	if !w.encoding.rowsAreTexts() {
-		if err := w.encodeLine(ch, piece.in, at, piece.text); err != nil {
-			return fmt.Errorf("%s: %w", at, err)
-		}
-		return nil
-	}
 	valid, bad := w.encoding.toValidUTF8(piece.text)
 	switch {
 	case w.encoding.skipInvalid && bad >= 0:

@@ -44,10 +44,10 @@ func (w *encodeWorker) encodeChunk(ch *chunk) error {
 			continue
 		}
 		var err error
-		switch piece.in.format {
-		case textFormat:
+		switch format := piece.in.format; {
+		case format == textFormat:
 			err = w.encodeText(ch, piece)
-		case jsonlFormat:
+		case format == jsonlFormat || !w.encoding.rowsAreTexts():
 			err = w.encodeLines(ch, piece)
 		default:
 			err = w.encodeRow(ch, piece)

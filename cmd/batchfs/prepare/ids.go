@@ -75,7 +75,7 @@ func (p *plan) lookForLabels(ctx context.Context) error {
 		}
 		return err
 	case <-ctx.Done(): // although the reader may be blocked by a pipe
-		return errors.New("interrupted")
+		return errInterrupted
 	}
 }
 
@@ -83,19 +83,11 @@ func (p *plan) lookForLabels(ctx context.Context) error {
 // the chunk. It gives up at a row that stops the run anyway, and after looked reaches minLines.
 func (p *plan) lookIntoChunk(ch *chunk, looked *int) error {
 	for _, piece := range ch.pieces {
-		at := place{"row", piece.start.Offset + 1}
-		if piece.in.format == jsonlFormat {
-			at = place{"line", piece.start.Line}
+		if piece.in.format == textFormat { // it is left out
+			continue
 		}
-		for line := range bytes.Lines(piece.text) { // a row is one line
-			if at.kind == "line" {
-				at.number++
-			}
-			line = bytes.TrimPrefix(line, byteOrderMark)
-			if len(bytes.TrimSpace(line)) == 0 {
-				continue
-			}
-			row, err := p.encoding.idRow(replaceNaN(line))
+		for at, line := range piece.jsonLines() {
+			row, err := p.encoding.idRow(line)
 			hasIDs := false
 			if err == nil {
 				var ids []int64

@@ -132,7 +132,7 @@ func (s *Items) Read(ctx context.Context, visit func(Item) error) error {
 	w := newEncodeWorker(s.plan)
 	w.visit = func(at place, texts []maskedText) error {
 		if ctx.Err() != nil {
-			return errors.New("interrupted")
+			return errInterrupted
 		}
 		return visit(w.itemOf(at, texts))
 	}

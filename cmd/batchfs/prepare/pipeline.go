@@ -2,7 +2,6 @@ package prepare
 
 import (
 	"context"
-	"errors"
 	"runtime"
 	"sync"
 
@@ -158,7 +157,7 @@ func (l *pipeline) next() (*chunk, error) {
 	}
 	switch {
 	case l.ctx.Err() != nil:
-		return nil, errors.New("interrupted")
+		return nil, errInterrupted
 	case ch == nil:
 		return nil, nil
 	}
