@@ -15,11 +15,7 @@ import (
 // readParquet reads the columns of a parquet file that the fields lead to, one document for each
 // row.
 func (r *reader) readParquet(s *stream, pos position) (err error) {
-	defer func() {
-		if p := recover(); p != nil { // parquet-go panics if a file is broken
-			err = fmt.Errorf("is not a valid parquet file: %v", p)
-		}
-	}()
+	defer recoverBroken(&err)
 	if s.in.part != nil && s.decompressor != nil {
 		return errCompressedPart
 	}
@@ -68,6 +64,14 @@ func (r *reader) readParquet(s *stream, pos position) (err error) {
 	return nil
 }
 
+// recoverBroken, when deferred, sets err instead of panicking, because parquet-go panics if a file
+// is broken.
+func recoverBroken(err *error) {
+	if p := recover(); p != nil {
+		*err = fmt.Errorf("is not a valid parquet file: %v", p)
+	}
+}
+
 // openParquet opens the content of s as a parquet file.
 func (s *stream) openParquet() (file io.ReaderAt, f *parquetgo.File, err error) {
 	file, size, err := s.content()
@@ -80,11 +84,7 @@ func (s *stream) openParquet() (file io.ReaderAt, f *parquetgo.File, err error) 
 
 // rowGroupSizes returns the size of each row group of a parquet file in bytes, as stored.
 func (in *input) rowGroupSizes() (sizes []int64, err error) {
-	defer func() {
-		if p := recover(); p != nil { // parquet-go panics if a file is broken
-			err = fmt.Errorf("is not a valid parquet file: %v", p)
-		}
-	}()
+	defer recoverBroken(&err)
 	s := &stream{in: in}
 	if in.remote == nil {
 		if s.file, err = os.Open(in.path); err != nil {

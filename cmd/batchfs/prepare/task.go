@@ -3,11 +3,9 @@ package prepare
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -186,11 +184,7 @@ func timeLeft(bytes int64, rate float64) string {
 }
 
 func tokensOf(s *units.Sidecar) string {
-	var tokens, documents int64
-	for _, split := range s.Splits {
-		tokens += split.Tokens
-		documents += split.Documents
-	}
+	tokens, documents := s.Total()
 	return fmt.Sprintf("%s of %s", terminal.Plural(tokens, "token", "tokens"), terminal.Plural(documents, "document", "documents"))
 }
 
@@ -278,7 +272,7 @@ func (j *job) encodeUnit(ctx context.Context, p *plan, unit int, dir string) (*u
 			for _, name := range outputFormats[j.settings.Format].files(shard) {
 				file := units.File{Name: name, SHA256: shard.SHA256}
 				if name != shard.Name {
-					if file.SHA256, err = hashFile(filepath.Join(dir, name)); err != nil {
+					if file.SHA256, err = units.Hash(ctx, units.Folder(dir), name); err != nil {
 						return nil, err
 					}
 				}
@@ -288,17 +282,6 @@ func (j *job) encodeUnit(ctx context.Context, p *plan, unit int, dir string) (*u
 	}
 	s.Notes, err = json.Marshal(&w.state.Notes)
 	return s, err
-}
-
-func hashFile(name string) (string, error) {
-	f, err := os.Open(name)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	h := sha256.New()
-	_, err = io.Copy(h, f)
-	return fmt.Sprintf("%x", h.Sum(nil)), err
 }
 
 // publishUnit moves the files of a unit from dir to the output, and then its sidecar. It leaves

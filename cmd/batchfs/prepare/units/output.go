@@ -194,7 +194,7 @@ func (s *Sidecar) Check(ctx context.Context, out Output, verify bool) error {
 		case found.Equal(file.State) && !verify:
 			continue
 		}
-		sum, err := hash(ctx, out, file.Name)
+		sum, err := Hash(ctx, out, file.Name)
 		switch {
 		case err != nil:
 			return fmt.Errorf("unit %s: %w", Name(s.Unit), err)
@@ -205,7 +205,8 @@ func (s *Sidecar) Check(ctx context.Context, out Output, verify bool) error {
 	return nil
 }
 
-func hash(ctx context.Context, out Output, name string) (string, error) {
+// Hash returns the SHA-256 of a file in hexadecimal digits.
+func Hash(ctx context.Context, out Output, name string) (string, error) {
 	f, err := out.Open(ctx, name)
 	if err != nil {
 		return "", err

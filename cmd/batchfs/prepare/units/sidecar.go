@@ -30,6 +30,15 @@ type Sidecar struct {
 	Finished time.Time `json:"finished"`
 }
 
+// Total returns the numbers of tokens and documents in all splits.
+func (s *Sidecar) Total() (tokens, documents int64) {
+	for _, split := range s.Splits {
+		tokens += split.Tokens
+		documents += split.Documents
+	}
+	return tokens, documents
+}
+
 // EOTCounts counts the end-of-text tokens of a split, and where they are.
 type EOTCounts struct {
 	EOTInside int64 `json:"eot_inside"` // end-of-text tokens inside documents
@@ -151,10 +160,9 @@ func (p *Plan) Summarize(sidecars []*Sidecar) *Summary {
 		}
 		s.Done++
 		s.DoneBytes += u.Bytes
-		for _, split := range sidecar.Splits {
-			s.Tokens += split.Tokens
-			s.Documents += split.Documents
-		}
+		tokens, documents := sidecar.Total()
+		s.Tokens += tokens
+		s.Documents += documents
 		begun := sidecar.Finished.Add(-time.Duration(sidecar.Seconds * float64(time.Second)))
 		if s.FirstBegun.IsZero() || begun.Before(s.FirstBegun) {
 			s.FirstBegun = begun
@@ -164,15 +172,7 @@ func (p *Plan) Summarize(sidecars []*Sidecar) *Summary {
 		}
 		s.Slowest = append(s.Slowest, sidecar)
 	}
-	slices.SortStableFunc(s.Slowest, func(a, b *Sidecar) int {
-		switch {
-		case a.Seconds > b.Seconds:
-			return -1
-		case a.Seconds < b.Seconds:
-			return 1
-		}
-		return 0
-	})
+	slices.SortStableFunc(s.Slowest, func(a, b *Sidecar) int { return cmp.Compare(b.Seconds, a.Seconds) })
 	s.Slowest = s.Slowest[:min(3, len(s.Slowest))]
 	if took := s.LastEnded.Sub(s.FirstBegun).Seconds(); took > 0 {
 		s.Rate = float64(s.DoneBytes) / took
