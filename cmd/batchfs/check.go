@@ -16,6 +16,7 @@ import (
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/cmd/batchfs/vocabulary"
 	"batchfs/internal/failure"
+	"batchfs/internal/printable"
 )
 
 func checkCommand() *cobra.Command {
@@ -168,7 +169,11 @@ func (b *benchmark) search(cmd *cobra.Command, openers []*dataset.Opener) (*scan
 		}
 		read := func(visit func(*scan.Item) error) error {
 			err := items.Read(cmd.Context(), func(item prepare.Item) error {
-				err := visit(&scan.Item{Unit: item.Unit, Number: item.Number, Text: shortened(item.Text), Encodings: item.Encodings})
+				err := visit(&scan.Item{
+					ItemName:  scan.ItemName{Unit: item.Unit, Number: item.Number},
+					Text:      printable.Truncate(string(item.Text), 100),
+					Encodings: item.Encodings,
+				})
 				return failure.Data.Wrap(err)
 			})
 			return failure.Usage.Wrap(err)
@@ -183,18 +188,6 @@ func (b *benchmark) search(cmd *cobra.Command, openers []*dataset.Opener) (*scan
 		return nil, failure.Data.Wrap(err)
 	}
 	return found, nil
-}
-
-// shortened returns the beginning of a text.
-func shortened(text []byte) string {
-	const most = 100 // characters
-	n := 0
-	for i := range string(text) {
-		if n++; n > most {
-			return string(text[:i]) + "…"
-		}
-	}
-	return string(text)
 }
 
 // manifestOf returns the vocab.json next to the token files of splits, or nil. It returns an error
@@ -216,8 +209,14 @@ func manifestOf(openers []*dataset.Opener) (manifest *vocabulary.Manifest, err e
 		if _, _, err := vocabulary.ForFiles(files, opener.Remote); err != nil {
 			return nil, err
 		}
+		read := map[string]bool{} // keyed by path
 		for _, file := range files {
-			m, err := vocabulary.Read(blob.Sibling(file, vocabulary.FileName), opener.Remote)
+			path := blob.Sibling(file, vocabulary.FileName)
+			if read[path] {
+				continue
+			}
+			read[path] = true
+			m, err := vocabulary.Read(path, opener.Remote)
 			switch {
 			case err != nil:
 				return nil, err

@@ -20,6 +20,18 @@ func Name(name string) string { return escape(name, "") }
 // and non-joiners, because some scripts and emoji need them.
 func Text(text string) string { return escape(text, "\n\t\u200c\u200d") }
 
+// Truncate returns the first characters of a text and an ellipsis, or the whole text if it has no
+// more characters than that.
+func Truncate(text string, chars int) string {
+	n := 0
+	for i := range text {
+		if n++; n > chars {
+			return text[:i] + "…"
+		}
+	}
+	return text
+}
+
 // Error returns the escaped message of err with every line after the first indented, so that no
 // text quoted in it can look like a message of its own.
 func Error(err error) string {

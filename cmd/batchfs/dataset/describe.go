@@ -355,22 +355,12 @@ func (d *Dataset) describeSegment(
 	if err != nil {
 		return err
 	}
-	text = truncate(text, chars)
+	text = printable.Truncate(text, chars)
 	if terminal.Is(out) {
 		text = printable.Text(text)
 	}
 	fmt.Fprintf(out, "    %s\n", strings.ReplaceAll(strings.TrimSuffix(text, "\n"), "\n", "\n    "))
 	return nil
-}
-
-func truncate(text string, chars int) string {
-	n := 0
-	for i := range text {
-		if n++; n > chars {
-			return text[:i] + "…"
-		}
-	}
-	return text
 }
 
 // Text returns the text of n tokens of an array, starting at index from.

@@ -30,10 +30,10 @@ type ItemReport struct {
 	Short    []ItemName       `json:"short"`    // not searched for: they have too few tokens
 }
 
-// An ItemName names an item.
+// An ItemName names an item in its file.
 type ItemName struct {
 	Unit   string `json:"unit"`   // "line" or "row"
-	Number int64  `json:"number"` // from 1
+	Number int64  `json:"number"` // of the line or row, from 1
 }
 
 func (n ItemName) String() string { return fmt.Sprintf("%s %d", n.Unit, n.Number) }
@@ -111,7 +111,7 @@ func (c *check) against(ctx context.Context, openers []*dataset.Opener, items It
 		r.Items++
 		reading.Add(1)
 		if len(item.Encodings[0]) < minItem {
-			r.Short = append(r.Short, ItemName{item.Unit, item.Number})
+			r.Short = append(r.Short, item.ItemName)
 			return nil
 		}
 		if search.add(item); search.used < c.itemPart {
@@ -156,7 +156,7 @@ func (s *itemSearch) report(r *ItemReport) {
 			}
 			f := found[u.item]
 			if f == nil {
-				f = &FoundItem{ItemName: ItemName{u.item.Unit, u.item.Number}, Text: jsonbytes.String(u.item.Text), Tokens: len(u.tokens), Places: []ItemPlace{}}
+				f = &FoundItem{ItemName: u.item.ItemName, Text: jsonbytes.String(u.item.Text), Tokens: len(u.tokens), Places: []ItemPlace{}}
 				found[u.item] = f
 			}
 			for _, p := range core.places {

@@ -21,7 +21,7 @@ func (c *check) searchFor(t *testing.T, text string, items ...[]uint32) *ItemRep
 	t.Helper()
 	r, err := c.against(t.Context(), load(t, text), ItemSource{"items.jsonl", 1001, func(visit func(*Item) error) error {
 		for i, tokens := range items {
-			if err := visit(&Item{Unit: "line", Number: int64(i + 1), Text: fmt.Sprint(tokens), Encodings: [][]uint32{tokens}}); err != nil {
+			if err := visit(&Item{ItemName: ItemName{"line", int64(i + 1)}, Text: fmt.Sprint(tokens), Encodings: [][]uint32{tokens}}); err != nil {
 				return err
 			}
 		}
@@ -170,7 +170,7 @@ func TestEncodingsOfItems(t *testing.T) {
 		}
 		c := &check{partSize: 2048, itemPart: itemPart, stderr: io.Discard}
 		r, err := c.against(t.Context(), load(t, small+"[splits.train]\ntokens = 'a.bin'\n"), ItemSource{"x", 100, func(visit func(*Item) error) error {
-			return visit(&Item{Unit: "row", Number: 1, Encodings: test.encodings})
+			return visit(&Item{ItemName: ItemName{"row", 1}, Encodings: test.encodings})
 		}})
 		testfiles.NoError(t, err)
 		if found := len(r.Found) == 1; found != (test.found > 0) || found && (len(r.Found[0].Places) != 1 || r.Found[0].Places[0].Tokens != test.found) {
@@ -188,7 +188,7 @@ func TestPlacesAreSorted(t *testing.T) {
 	saveTokens(t, "b.bin", all["b.bin"])
 	c := &check{partSize: 2048, itemPart: itemPart, stderr: io.Discard}
 	r, err := c.against(t.Context(), load(t, small+"[splits.train]\ntokens = ['a.bin', 'b.bin']\n"), ItemSource{"items", 1000, func(visit func(*Item) error) error {
-		return visit(&Item{Unit: "line", Number: 1, Text: "item", Encodings: [][]uint32{itemOf(first), itemOf(second)}})
+		return visit(&Item{ItemName: ItemName{"line", 1}, Text: "item", Encodings: [][]uint32{itemOf(first), itemOf(second)}})
 	}})
 	testfiles.NoError(t, err)
 	var at []int64

@@ -30,9 +30,8 @@ const (
 
 // An Item is a text to search for, such as a question of a benchmark.
 type Item struct {
-	Unit   string // "line" or "row"
-	Number int64  // number of the line or row in its file, from 1
-	Text   string // beginning of the text
+	ItemName
+	Text string // beginning of the text
 	// Encodings has the tokens of the text, first those of the text by itself. There are more if
 	// what precedes the text can change others than its first tokens.
 	Encodings [][]uint32
