@@ -109,30 +109,12 @@ def form_of(steps: Any, options: dict[str, Any] | None) -> Any:
     return steps if options is None else loader_of(steps, **options)
 
 
-class Case(waiting.Case):
-    """A test with a mount that its class shares. The value of each token is its position."""
-
-    directory: tempfile.TemporaryDirectory[str]
-    config: str
-    m: batchfs.Mount
-    piped: batchfs.Piped
+class Case(waiting.MountedCase):
+    """The value of each token is its position."""
 
     @classmethod
-    def setUpClass(cls) -> None:
-        cls.directory = tempfile.TemporaryDirectory()
-        cls.config = make_data(Path(cls.directory.name))
-        cls.m = batchfs.mount(config=cls.config)
-        cls.piped = batchfs.Piped(["-c", cls.config])
-
-    @classmethod
-    def tearDownClass(cls) -> None:
-        cls.m.close()
-        cls.piped.close()
-        cls.directory.cleanup()
-
-    def both(self, name: str, **settings: Any) -> list[batchfs.Split]:
-        """Returns a split of the mount, and the same split of the pipe."""
-        return [self.m.split(name, **settings), self.piped.split(name, **settings)]
+    def configure(cls, directory: Path) -> str:
+        return make_data(directory)
 
 
 class TestSplit(Case):

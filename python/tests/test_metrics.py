@@ -78,29 +78,12 @@ class Clock:
         return self.now
 
 
-class TestMetrics(waiting.Case):
-    directory: tempfile.TemporaryDirectory[str]
-    m: batchfs.Mount
-    piped: batchfs.Piped
-
+class TestMetrics(waiting.MountedCase):
     @classmethod
-    def setUpClass(cls) -> None:
+    def configure(cls, directory: Path) -> str:
         if has_torch:
             importlib.import_module("torch.utils.data")
-        cls.directory = tempfile.TemporaryDirectory()
-        path = config(Path(cls.directory.name))
-        cls.m = batchfs.mount(config=path)
-        cls.piped = batchfs.Piped(["-c", path])
-
-    @classmethod
-    def tearDownClass(cls) -> None:
-        cls.m.close()
-        cls.piped.close()
-        cls.directory.cleanup()
-
-    def both(self, name: str, **settings: Any) -> list[batchfs.Split]:
-        """Returns a split of the mount, and the same split of the pipe."""
-        return [self.m.split(name, **settings), self.piped.split(name, **settings)]
+        return config(directory)
 
     def ways(self, name: str) -> Iterator[tuple[batchfs.Split, Any]]:
         """Returns splits, each with an iterator over their steps of each kind."""

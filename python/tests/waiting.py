@@ -8,6 +8,7 @@ import queue
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -59,6 +60,37 @@ class Case(unittest.TestCase):
                     text = os.pread(log.fd, 1 << 20, 0).decode(errors="replace")
                     print(f"\na log of {self}:\n{text}", file=sys.stderr, end="")
             del _logs[logs:]
+
+
+class MountedCase(Case):
+    """A test with a mount and a pipe of the same configuration, which its class shares."""
+
+    directory: tempfile.TemporaryDirectory[str]
+    config: str
+    m: batchfs.Mount
+    piped: batchfs.Piped
+
+    @classmethod
+    def configure(cls, directory: Path) -> str:
+        """Writes the configuration and its token files to a directory, and returns the path of the configuration."""
+        raise NotImplementedError
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.directory = tempfile.TemporaryDirectory()
+        cls.config = cls.configure(Path(cls.directory.name))
+        cls.m = batchfs.mount(config=cls.config)
+        cls.piped = batchfs.Piped(["-c", cls.config])
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        cls.m.close()
+        cls.piped.close()
+        cls.directory.cleanup()
+
+    def both(self, name: str, **settings: Any) -> list[batchfs.Split]:
+        """Returns a split of the mount, and the same split of the pipe."""
+        return [self.m.split(name, **settings), self.piped.split(name, **settings)]
 
 
 def repeats(n: int) -> int:
