@@ -29,8 +29,8 @@ class BatchTrainer(SFTTrainer):
         batches = train.torch(self.args.device)
         batches.load_state_dict(self.state.stateful_callbacks["Progress"]["attributes"]["batches"])
         for _, batch in batches:
-            # All rows in one, because positions that restart separate documents only there. The
-            # model shifts labels itself, and y is already shifted.
+            # The rows become one, because the model uses positions to separate documents only if
+            # the batch has a single row. It shifts labels itself, but y is already shifted.
             x, y, positions = (batch[name].reshape(1, -1) for name in ("x", "y", "positions"))
             labels = torch.nn.functional.pad(y[:, :-1], (1, 0), value=-100)
             yield {"input_ids": x, "labels": labels, "position_ids": positions.long()}

@@ -134,8 +134,8 @@ var (
 	tooLongs      = []TooLong{Cut, Drop, Truncate}
 )
 
-// aroundRows returns the ends of documents with lengths around those of one and of several rows, in
-// random order, after a document of one token.
+// aroundRows returns the ends of documents in random order. Their lengths are close to the length
+// of one row or of several rows. The first document has one token.
 func aroundRows(r *rand.Rand, t int64, count int) (ends documentEnds) {
 	lengths := []int64{1, t - 1, t, t + 1, t + 2, 2*t - 1, 2 * t, 2*t + 1, 2*t + 2, 3*t + 1, 3*t + 2}
 	end := int64(1)
@@ -326,7 +326,7 @@ func checkDocumentNumbers(t *testing.T, q *Sequence, ends []documentEnds, k uint
 		if q.Rows != Windows {
 			used = int(viewAs[int32](arrays["lengths"])[j])
 		}
-		var want []int64 // those of the segments in x
+		var want []int64 // numbers of the documents that have segments in x
 		for segment := 0; bounds[segment] < int32(T); segment++ {
 			number := int64(-1)
 			for i := int(bounds[segment]); i < int(bounds[segment+1]); i++ {

@@ -7,13 +7,13 @@ import (
 )
 
 const (
-	firstBlock = 64 << 10 // bytes that a stream fetches first
-	maxBlock   = 8 << 20  // bytes that it fetches at a time later
-	blocksHeld = 3        // blocks that it fetches at once, or has
+	firstBlock = 64 << 10 // size of a stream's first block in bytes
+	maxBlock   = 8 << 20  // size of the largest block in bytes
+	blocksHeld = 3        // number of blocks in memory, including those that are being fetched
 )
 
-// A Stream reads an object in order. It fetches a few blocks ahead, like ReadRange. It belongs to
-// one goroutine.
+// A Stream reads an object from beginning to end. It uses ReadRange to fetch a few blocks ahead,
+// and each of its first blocks is larger than the one before. A Stream belongs to one goroutine.
 type Stream struct {
 	client  *Client
 	object  Object
@@ -22,10 +22,10 @@ type Stream struct {
 	at      int64          // offset of the next byte to return
 	next    int64          // offset of the next block to fetch
 	size    int64          // size of the next block
-	pending []*streamBlock // in order
-	spare   [][]byte
-	rest    []byte // of the current block, buf
-	buf     []byte
+	pending []*streamBlock // blocks that are being fetched, in the order of the object
+	spare   [][]byte       // memory for further blocks
+	buf     []byte         // the current block
+	rest    []byte         // what Read has not returned of buf
 }
 
 type streamBlock struct {
@@ -72,7 +72,8 @@ func (s *Stream) Read(buf []byte) (int, error) {
 		if s.buf != nil {
 			s.spare, s.buf = append(s.spare, s.buf), nil
 		}
-		// The first block is fetched alone.
+		// The first block is fetched alone, so that a reader that needs only the beginning fetches
+		// nothing else.
 		for isFirst := s.at == s.next && s.size == firstBlock; s.next < s.object.Size && len(s.pending) < blocksHeld-1; {
 			if s.fetch(); isFirst {
 				break
@@ -100,7 +101,7 @@ func (s *Stream) Seek(offset int64, whence int) (int64, error) {
 	return offset, nil
 }
 
-// Close ends all fetches.
+// Close cancels what is being fetched.
 func (s *Stream) Close() error {
 	s.cancel()
 	return nil

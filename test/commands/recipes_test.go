@@ -51,8 +51,8 @@ with torch.no_grad():
         assert bytes(x[0, begin + counted].tolist()) == document.partition(b">")[2], document
 `
 
-// checkTRL checks that TRL's loss of a batch is that of its documents one by one, with the masked
-// targets of the mount.
+// checkTRL computes the loss of each document of a batch separately, with the masked targets of the
+// mount. It checks that TRL's loss of the whole batch is their mean.
 const checkTRL = `
 batch = next(trainer.get_train_dataloader())
 x, y, positions = (torch.tensor(train.read(60)[name].reshape(1, -1)) for name in ("x", "y", "positions"))

@@ -95,8 +95,8 @@ func TestOriginsOfDocuments(t *testing.T) {
 	}
 }
 
-// With document_numbers, provenance has the numbers of all documents in a row, which are those in
-// the batch and perhaps that of the last target.
+// With document_numbers, the provenance of a row has the numbers of all of its documents. These are
+// the numbers in the batch, and the number of the document that has the last target.
 func TestOriginsHaveDocumentNumbers(t *testing.T) {
 	writeDocuments(t)
 	for _, d := range openFlags(t, config.Flags{Sets: []string{"batch.document_numbers=true"}}) {

@@ -15,8 +15,8 @@ func (e *encoding) documentID(line jsontext.Value) (jsontext.Value, error) {
 	return value, err
 }
 
-// readField returns what read finds in a line at a field. If that fails, names that are separated by
-// dots may be a single key.
+// readField returns what read finds in a line at a field. If that fails, names that are separated
+// by dots may be a single key.
 func readField[T any](f field, line jsontext.Value, read func(field, jsontext.Value) (T, error)) (T, error) {
 	value, err := read(f, line)
 	if err != nil && f.hasDots() {

@@ -14,12 +14,12 @@ type encodeWorker struct {
 	notes     *notes // counts in the current chunk or line
 	lineNotes notes  // counts of fieldTexts, whose memory is reused
 	joinNames bool   // whether names of fields that are separated by dots may be one key
-	id        []byte // of the document in the current line, as JSON
+	id        []byte // id of the document in the current line, as JSON
 	// visit, if it is not nil, receives the texts of each document, which is then not encoded.
 	visit func(at place, texts []maskedText) error
 
-	ids, attention, labels []int64 // lists of the current row of ids
-	mask, raw              []byte  // its mask and tokens
+	ids, attention, labels []int64 // lists in the current row of ids
+	mask, raw              []byte  // mask and tokens of that row
 }
 
 func newEncodeWorker(p *plan) *encodeWorker {

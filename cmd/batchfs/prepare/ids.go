@@ -56,10 +56,11 @@ func (idTokenizer) Cut([]byte) int                               { return 0 }
 func (t idTokenizer) NewEncoder() encoder                        { return t }
 func (idTokenizer) Append(tokens []uint32, text []byte) []uint32 { return tokens }
 
-// lookForLabels sets whether the rows have labels, which become the mask. The first row decides.
+// lookForLabels finds out whether the first row has labels, and thus whether the token files have a
+// mask.
 func (p *plan) lookForLabels(ctx context.Context) error {
 	for _, in := range p.inputs {
-		if in.stdin != nil { // and must be read again
+		if in.stdin != nil { // what is read here must be read again
 			read, rest := new(bytes.Buffer), in.stdin
 			in.stdin = io.TeeReader(rest, read)
 			defer func() { in.stdin = io.MultiReader(read, rest) }()
@@ -69,18 +70,19 @@ func (p *plan) lookForLabels(ctx context.Context) error {
 	look := func(ch *chunk) error { return p.lookIntoChunk(ch, &looked) }
 	pipelineGoroutines.Go(func() { result <- newReader(p, "", look).read(position{}) })
 	select {
-	case err := <-result: // nil if there is no row
+	case err := <-result:
 		if err == errEnough {
 			err = nil
 		}
 		return err
-	case <-ctx.Done(): // although the reader may be blocked by a pipe
+	case <-ctx.Done(): // does not wait for the reader, which a pipe may block
 		return errInterrupted
 	}
 }
 
-// lookIntoChunk looks for labels in the first row that has ids, and returns errEnough if it is in
-// the chunk. It gives up at a row that stops the run anyway, and after looked reaches minLines.
+// lookIntoChunk looks for labels in the first row that has ids. It returns errEnough if it has
+// found this row, or gives up: at a row that cannot be used and is not left out, or after minLines
+// rows. looked counts the rows.
 func (p *plan) lookIntoChunk(ch *chunk, looked *int) error {
 	for _, piece := range ch.pieces {
 		if piece.in.format == textFormat { // it is left out

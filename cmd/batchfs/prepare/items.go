@@ -15,9 +15,9 @@ import (
 
 // ItemOptions says how [OpenItems] reads a file.
 type ItemOptions struct {
-	By    string // as in prepare; if it is empty, the tokenizer in Manifest
-	As    string // as in prepare
-	Field string // as in prepare
+	// These are the options of prepare with the same names. By may be empty, which stands for the
+	// tokenizer in Manifest.
+	By, As, Field string
 	// Manifest describes the tokens among which the items are searched for. It is nil if there is
 	// none.
 	Manifest *vocabulary.Manifest
@@ -123,8 +123,8 @@ func newCharTokenizer(characters []string) *charTokenizer {
 	return t
 }
 
-// VocabSize returns the size of the vocabulary. All tokens are below it, except that of a character
-// that a vocabulary of characters lacks.
+// VocabSize returns the size of the vocabulary. Tokens are smaller than that, except the token for
+// a character that is not in a vocabulary of characters.
 func (s *Items) VocabSize() int64 { return s.plan.encoding.tokenizer.Size() }
 
 // Read calls visit with each item, in order, until it returns an error or ctx ends.

@@ -181,7 +181,7 @@ func (o *options) planToExtend(tokenizer []byte, unitBytesGiven bool) (*units.Pl
 	if err != nil {
 		return nil, fmt.Errorf("--plan %s: %w", o.job.plan, err)
 	}
-	o.settings.Labels = before.Labels // planLabels compares them
+	o.settings.Labels = before.Labels // planLabels checks the labels of further inputs
 	// What is done without an error has no invalid text.
 	if before.Invalid == "error" && o.settings.Invalid != "error" {
 		before.Invalid = o.settings.Invalid
@@ -242,7 +242,8 @@ func (j *jobOptions) readPlan() (*units.Plan, error) {
 	return units.Read(f, j.plan)
 }
 
-// checkPlanned checks the inputs that are added to those of a plan, and chooses val among them.
+// checkPlanned returns an error if tasks cannot read an input of p. before has the inputs that the
+// plan file lists already. It also determines which inputs belong to val.
 func (p *plan) checkPlanned(before []units.Input) error {
 	given := make(map[string]bool, len(p.inputs))
 	for _, in := range p.inputs {

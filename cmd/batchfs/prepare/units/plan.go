@@ -25,15 +25,16 @@ import (
 // A Plan is the content of a plan file. Tasks only read it.
 type Plan struct {
 	Version   int             `json:"version"`
-	Options   json.RawMessage `json:"options"`             // of prepare; all that decide tokens
+	Options   json.RawMessage `json:"options"`             // of prepare; they decide tokens
 	Tokenizer []byte          `json:"tokenizer,omitempty"` // content of the file that --by names
 	SHA256    string          `json:"tokenizer_sha256"`    // hash of Tokenizer
 	UnitBytes int64           `json:"unit_bytes"`
 	Inputs    []Input         `json:"inputs"`
 	Units     []Unit          `json:"units"`
 
-	// Stricter are the options of a plan that may fail where this one does not, and otherwise makes
-	// the same files, so its sidecars are as good. It is nil if there is none.
+	// Stricter has the options of another plan. Its tasks may fail where those of this plan do not,
+	// but if they succeed, they write the same files, so their sidecars count for this plan. It is
+	// nil if there is no such plan.
 	Stricter json.RawMessage `json:"-"`
 }
 
@@ -52,15 +53,16 @@ type Input struct {
 	State
 }
 
-// Object returns the object that the input is, if it is one.
+// Object returns the object with the name and version of the input. ok is false if the input is a
+// file.
 func (in *Input) Object() (o store.Object, ok bool) {
 	o, ok = store.Parse(in.Name)
 	o.ETag, o.Size = in.ETag, in.Size
 	return o, ok
 }
 
-// State is what tells versions of a file or an object apart. Files have a modification time, and
-// objects an ETag.
+// State identifies a version of a file or an object: by its size, and by the modification time of a
+// file or the ETag of an object.
 type State struct {
 	Size     int64     `json:"size"` // bytes
 	Modified time.Time `json:"modified,omitzero"`
@@ -83,12 +85,15 @@ type Unit struct {
 	Bytes  int64 `json:"bytes"`         // of the inputs, as stored
 }
 
-// A Divider divides an input that has more than unitBytes. It returns nil if the input is a whole,
-// and otherwise where its parts end, in bytes or row groups, and how many bytes each part has.
+// A Divider divides an input that has more than unitBytes into parts. It returns nil if the input
+// cannot be divided.
 type Divider func(in Input, unitBytes int64) (parts []Part, err error)
 
-// A Part of an input ends at End, and has this number of bytes.
-type Part struct{ End, Bytes int64 }
+// A Part of an input begins where the part before it ends.
+type Part struct {
+	End   int64 // in bytes or row groups
+	Bytes int64 // size of the part
+}
 
 // New returns a plan without inputs.
 func New(options json.RawMessage, tokenizer []byte, unitBytes int64) *Plan {
@@ -242,7 +247,8 @@ func (p *Plan) check() error {
 	broken := func(i int) error {
 		return fmt.Errorf("unit %s does not begin where the one before it ends: make a new plan", Name(i))
 	}
-	input, at := 0, int64(0) // up to which the units cover the inputs; at is within the input
+	// The units so far cover all inputs before input, and input up to at.
+	input, at := 0, int64(0)
 	for i, u := range p.Units {
 		switch {
 		case u.Inputs < 1 || u.First != input || u.Begin != at || u.First+u.Inputs > len(p.Inputs):
@@ -272,7 +278,7 @@ func (p *Plan) InputsOf(unit int) []Input {
 	return p.Inputs[u.First : u.First+u.Inputs]
 }
 
-// Describe says what a unit has, for messages.
+// Describe returns the name of a unit and of its inputs, for messages.
 func (p *Plan) Describe(unit int) string {
 	u, inputs := p.Units[unit], p.InputsOf(unit)
 	what := inputs[0].Name
