@@ -39,11 +39,27 @@ func lacksLibrary(t *testing.T, code string) bool {
 	return m != nil && !e2e.HasModule(t, m[1])
 }
 
-// All commands on the pages work, in their order. CI runs the make commands of README.md. This
-// takes more than five seconds, because there are about 100 blocks, and each may use what earlier
-// ones made. Without PyTorch, blocks with torchrun are skipped; make test runs only README's.
+// All commands on the pages work, in their order, but for those with torchrun. CI runs the make
+// commands of README.md. This takes more than five seconds, because there are about 100 blocks, and
+// each may use what earlier ones made.
 func TestREADME(t *testing.T) {
 	t.Parallel()
+	runPages(t, pages(t), false)
+}
+
+// All commands on the pages that train with torchrun work.
+func TestTrainingOnPages(t *testing.T) {
+	e2e.SkipIfShort(t)
+	t.Parallel()
+	e2e.NeedPython(t, "torch")
+	runPages(t, slices.DeleteFunc(pages(t), func(page string) bool {
+		return !slices.ContainsFunc(block.FindAllStringSubmatch(e2e.ReadPage(t, page), -1), func(b []string) bool { return trainsOnCPU.MatchString(b[2]) })
+	}), true)
+}
+
+// runPages runs the blocks of pages; those that train need PyTorch.
+func runPages(t *testing.T, pages []string, train bool) {
+	t.Helper()
 	e2e.NeedFUSE(t)
 	dir := t.TempDir()
 	mountpoint := filepath.Join(dir, "mnt")
@@ -66,7 +82,7 @@ func TestREADME(t *testing.T) {
 		torch = e2e.StartClient(t, cmd)
 	}
 
-	for _, page := range pages(t) {
+	for _, page := range pages {
 		// A subtest has five minutes of its own.
 		ok := t.Run(page, func(t *testing.T) {
 			for _, b := range block.FindAllStringSubmatch(e2e.ReadPage(t, page), -1) {
@@ -77,7 +93,7 @@ func TestREADME(t *testing.T) {
 				switch {
 				case strings.HasPrefix(code, "make "):
 					continue
-				case trainsOnCPU.MatchString(code) && (!hasTorch || testing.Short()):
+				case trainsOnCPU.MatchString(code) && !train:
 					continue
 				case language == "sh":
 					cmd = e2e.Job(t, "bash", "-euo", "pipefail", "-c", code)
@@ -145,7 +161,7 @@ echo '*' >fineweb-edu/.cache/huggingface/.gitignore
 `)
 	script("torchrun", "exec "+e2e.Python+` -m torch.distributed.run "$@"`+"\n")
 	e2e.NoError(t, os.Mkdir(filepath.Join(dir, "examples"), 0o755))
-	recipe := strings.NewReplacer("24 // world", "4 // world", "V, 64", "V, 16", "64, V", "16, V").Replace(e2e.ReadPage(t, "examples/train_torchrun.py"))
+	recipe := strings.NewReplacer("24 // world", "4 // world", "block_size=64", "block_size=8", "V, 64", "V, 16", "64, V", "16, V").Replace(e2e.ReadPage(t, "examples/train_torchrun.py"))
 	e2e.Write(t, filepath.Join(dir, "examples/train_torchrun.py"), recipe)
 	e2e.NoError(t, os.Symlink(e2e.Must(filepath.Abs("../docs"))(t), filepath.Join(dir, "docs")))
 }

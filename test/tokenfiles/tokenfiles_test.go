@@ -218,7 +218,7 @@ func whyNotMountable(t testing.TB, dir string) string {
 func TestKilledAtEveryChange(t *testing.T) {
 	t.Parallel()
 	x := newTexts(t, manyLines)
-	parts, step := e2e.NormalOrShort(3, 1), e2e.NormalOrShort(12, 23)
+	parts, step := e2e.NormalOrShort(2, 1), e2e.NormalOrShort(15, 23)
 	if e2e.InSoak() {
 		step = parts
 	}
@@ -239,7 +239,7 @@ func TestKilledAtEveryChange(t *testing.T) {
 				if strings.Contains(name, "--force") {
 					k.old = x.oldFiles(t)
 				}
-				for change := 1 + part; k.kill(t, change); change += step {
+				for change := 1 + part*step/parts; k.kill(t, change); change += step {
 				}
 			})
 		}
