@@ -38,11 +38,12 @@
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.7.0
 GOVULNCHECK = golang.org/x/vuln/cmd/govulncheck@v1.8.0
-# Tests build the program themselves, which Go's cache of results does not see: hence -count=1. The
-# time limit is for all tests of a package on a busy machine. Many tests mostly wait, so twice as many
-# packages and tests of a package as there are processors run at once.
+# Tests build the program themselves, which Go's cache of results does not see: hence -count=1. make
+# analysis vets everything, including what is imported, which takes long. The time limit is for all
+# tests of a package on a busy machine. Many tests mostly wait, so twice as many packages and tests of
+# a package as there are processors run at once.
 TWICE = $(shell expr 2 \* $$(nproc))
-FLAGS = -count=1 -timeout 20m -p $(TWICE) -parallel $(TWICE)
+FLAGS = -count=1 -vet=off -timeout 20m -p $(TWICE) -parallel $(TWICE)
 TEST = .ci/progress test $(FLAGS)
 # The longest first, so that others run next to it.
 PACKAGES = $(addprefix ./test/,commands soak namespaces faults stores) ./test ./test/readers ./sampler ./cmd/batchfs/prepare/... ./...
@@ -145,18 +146,18 @@ analysis:
 race: export CGO_ENABLED = 1
 race:
 	-@.ci/versitygw
-	@$(TEST) -vet=off -race -short $(RACED)
-	@$(TEST) -vet=off -race -short -run '^($(SHARING))$$' ./sampler ./cmd/batchfs/prepare/...
-	@$(TEST) -vet=off -race ./test/stores
+	@$(TEST) -race -short $(RACED)
+	@$(TEST) -race -short -run '^($(SHARING))$$' ./sampler ./cmd/batchfs/prepare/...
+	@$(TEST) -race ./test/stores
 
 # The tests that -short skips or shortens.
 long:
 	-@.ci/versitygw
-	@$(TEST) -vet=off $$(.ci/long $$(go list $(PACKAGES) | grep -v /test/stores$$))
+	@$(TEST) $$(.ci/long $$(go list $(PACKAGES) | grep -v /test/stores$$))
 
 languages:
 	@.ci/setup languages
-	@BATCHFS_REQUIRE_FUSE=1 BATCHFS_LANGUAGES=1 $(TEST) -vet=off -run '^TestLanguages$$' ./test/integrations
+	@BATCHFS_REQUIRE_FUSE=1 BATCHFS_LANGUAGES=1 $(TEST) -run '^TestLanguages$$' ./test/integrations
 
 N = 10
 repeat:
