@@ -145,15 +145,23 @@ func NewScheduleCheck(old, fresh *Snapshot, shared *state.Shared) *ScheduleCheck
 	return &ScheduleCheck{old, fresh, shared, map[string]scheduleDifference{}}
 }
 
-// Run returns an error if a row that was read from the mount differs. Its result is final once no
-// worker serves and Shared.ScheduleGeneration has changed.
+// Run returns an error if a row that was read from the mount differs. It skips splits whose
+// schedule is configured as before. Its result is final once no worker serves and
+// Shared.ScheduleGeneration has changed.
 func (c *ScheduleCheck) Run() error {
 	const fix = "undo the change, or unmount and mount again"
+	old, err := c.old.Config()
+	if err != nil {
+		return err
+	}
 	fresh, err := c.fresh.Config()
 	if err != nil {
 		return err
 	}
 	for _, split := range fresh.Splits {
+		if oldSplit, _ := old.Named(split.Name); split.HasScheduleOf(oldSplit) {
+			continue
+		}
 		list, complete := c.shared.Furthest(split.Name)
 		if !complete {
 			return fmt.Errorf("%s: the schedule cannot change, because its rows were read with more block sizes than batchfs keeps track of; %s",

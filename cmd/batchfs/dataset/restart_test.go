@@ -1,0 +1,72 @@
+package dataset
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"batchfs/cmd/batchfs/internal/testfiles"
+	"batchfs/fs/state"
+)
+
+// A scheduleTest is a mount of the splits train and val, mixtures of the same two sources.
+type scheduleTest struct {
+	snapshot *Snapshot
+	shared   *state.Shared
+}
+
+func newScheduleTest(t *testing.T) *scheduleTest {
+	t.Helper()
+	t.Chdir(t.TempDir())
+	testfiles.Positions(t, map[string]int{"a.bin": 500, "b.bin": 500})
+	file, shared, err := state.New()
+	must(t, err)
+	t.Cleanup(func() { shared.Close() })
+	file.Close()
+	for _, split := range []string{"train", "val"} {
+		shared.Add(shared.NewNumber(), split, 0, 0)
+	}
+	writeSchedules(t, 0, 0)
+	return &scheduleTest{takeSnapshot(t), shared}
+}
+
+// writeSchedules writes a configuration in which each split gets another mixture at a row, unless
+// the row is 0.
+func writeSchedules(t *testing.T, trainRow, valRow int) {
+	t.Helper()
+	text := testfiles.Small
+	for split, row := range map[string]int{"train": trainRow, "val": valRow} {
+		text += fmt.Sprintf("[[splits.%[1]s.sources]]\nname = 'a'\ntokens = 'a.bin'\n[[splits.%[1]s.sources]]\nname = 'b'\ntokens = 'b.bin'\n"+
+			"[[splits.%[1]s.stages]]\nweights = {a = 1, b = 1}\n", split)
+		if row > 0 {
+			text += fmt.Sprintf("[[splits.%s.stages]]\nweights = {b = 1}\nfrom_row = %d\n", split, row)
+		}
+	}
+	testfiles.Write(t, map[string]string{"config.toml": text})
+}
+
+// check checks whether a restart with other mixtures from these rows on is rejected.
+func (s *scheduleTest) check(t *testing.T, trainRow, valRow int, want string) {
+	t.Helper()
+	writeSchedules(t, trainRow, valRow)
+	fresh, err := s.snapshot.ForRestart()
+	must(t, err)
+	err = NewScheduleCheck(s.snapshot, fresh, s.shared).Run()
+	if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+		t.Errorf("changes at row %d of train and %d of val: %v, want %q", trainRow, valRow, err, want)
+	}
+}
+
+// The rows that were read from a split fix only its own schedule, even if there are more block
+// sizes than can be recorded.
+func TestRestartOfOneSplit(t *testing.T) {
+	s := newScheduleTest(t)
+	for n := range 9 {
+		d, err := s.snapshot.OpenPath(fmt.Sprintf("val/block_size=%d", 4+n))
+		must(t, err)
+		d.Batches(s.shared).furthest().Record(100, "val", 1)
+	}
+	s.check(t, 1, 0, "")
+	s.check(t, 0, 1000, "splits.val.stages: the schedule cannot change, because its rows were read with more block sizes")
+	s.check(t, 1, 1000, "splits.val.stages: the schedule cannot change, because its rows were read with more block sizes")
+}
