@@ -59,7 +59,7 @@ func (s *supervisor) recordServing() {
 		s.Serving(s.shared)
 	case p.isRestart:
 		s.Log.Info("restarted: a new worker is serving", "pid", pid)
-		s.Restarted(pid)
+		s.Restarted()
 		s.endRestart("")
 		p.isRestart = false
 	default:

@@ -118,7 +118,7 @@ func newTestRun(t *testing.T, behavior string) *testRun {
 			return cmd
 		},
 		Snapshot: snapshot, Restart: r.restart, Stop: r.stop, Grace: time.Minute,
-		Serving: func(*state.Shared) {}, Restarted: func(int) {}, Stopping: func() {},
+		Serving: func(*state.Shared) {}, Restarted: func() {}, Stopping: func() {},
 		Log: slog.New(slog.NewTextHandler(r.log, nil)),
 	}, &mount.Mounted{Mountpoint: t.TempDir()}, write, shared, memory)
 	r.backOff, r.pingEvery = time.Microsecond, 100*time.Millisecond
@@ -295,6 +295,8 @@ func TestStandbyOfAnOlderSnapshot(t *testing.T) {
 func TestRestartBehindTheEnd(t *testing.T) {
 	r := newTestRun(t, "serve")
 	r.awaitServing(t)
+	restarted := 0
+	r.Restarted = func() { restarted++ }
 	r.setBehavior("publish, then end")
 	r.supervisor.restart()
 	p := r.next
@@ -303,6 +305,9 @@ func TestRestartBehindTheEnd(t *testing.T) {
 	}
 	testwait.For(t, "the end of the new worker", p.ended)
 	noError(t, r.processFailed(p, p.killFailed(message{})))
+	if restarted != 1 {
+		t.Errorf("the new program was adopted %d times", restarted)
+	}
 	want := fmt.Sprint("published by ", p.cmd.Process.Pid)
 	if text, err := io.ReadAll(io.NewSectionReader(r.Snapshot, 0, 100)); err != nil || string(text) != want || r.shared.LastRestart.String() != "" || r.shared.Restarts.Load() != 1 {
 		t.Errorf("the snapshot is %q (%v), want %q; %d restarts, the last one with %q", text, err, want, r.shared.Restarts.Load(), r.shared.LastRestart.String())

@@ -32,7 +32,7 @@ type Options struct {
 	AllowOther bool // whether other users may read, within the files' permissions
 	// Worker returns the command of a worker, which must call ConnectSupervisor. The descriptors in
 	// its ExtraFiles begin at ExtraFd. In a restart, it should load the program and the
-	// configuration anew.
+	// configuration anew; later workers should run that program once Restarted is called.
 	Worker   func(isRestart bool) *exec.Cmd
 	Snapshot *os.File         // snapshot for the first worker; Run closes it
 	Restart  <-chan os.Signal // signals to replace the worker
@@ -41,7 +41,7 @@ type Options struct {
 	NoResend bool             // whether to assume that the kernel does not resend requests
 
 	Serving   func(*state.Shared) // called when the first worker serves
-	Restarted func(pid int)       // called when a restart has succeeded
+	Restarted func()              // called when a restart has succeeded
 	Stopping  func()              // called when the mount begins to end
 	Log       *slog.Logger
 }

@@ -122,13 +122,9 @@ func runSupervisor(
 			ready()
 			debug.FreeOSMemory() // returns memory that only the start needed
 		},
-		Restarted: func(pid int) {
-			if err := program.useProgramOf(pid); err != nil {
-				log.Warn("cannot open the new worker's program; if the worker dies, the next one runs the old program", "err", err)
-			}
-		},
-		Stopping: func() { daemon.SdNotify(false, daemon.SdNotifyStopping) },
-		Log:      log,
+		Restarted: program.useNext,
+		Stopping:  func() { daemon.SdNotify(false, daemon.SdNotifyStopping) },
+		Log:       log,
 	})
 	if err == supervise.ErrInterrupted {
 		return command.ErrInterrupted
@@ -145,39 +141,6 @@ func serveMetrics(listener net.Listener, shared *state.Shared, log *slog.Logger)
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", metrics.Handler(shared))
 	go web.Serve(listener, mux, slog.NewLogLogger(log.Handler(), slog.LevelWarn))
-}
-
-// An executable is the program that workers run.
-type executable struct {
-	path string   // path of the program for restarts
-	file *os.File // program for replacing dead workers, even if path now names another file
-}
-
-func openExecutable() (*executable, error) {
-	path, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	file, err := os.Open("/proc/self/exe")
-	return &executable{path, file}, err
-}
-
-func (e *executable) worker(isRestart bool) *exec.Cmd {
-	if isRestart {
-		return exec.Command(e.path, "worker", "--restart")
-	}
-	cmd := exec.Command(fmt.Sprintf("/proc/self/fd/%d", supervise.ExtraFd), "worker")
-	cmd.Args[0], cmd.ExtraFiles = e.path, []*os.File{e.file}
-	return cmd
-}
-
-func (e *executable) useProgramOf(pid int) error {
-	file, err := os.Open(fmt.Sprintf("/proc/%d/exe", pid))
-	if err == nil {
-		e.file.Close()
-		e.file = file
-	}
-	return err
 }
 
 // signals returns a channel of signals to restart and one of signals to stop. SIGHUP means restart,
