@@ -21,7 +21,10 @@ func (s *supervisor) appointWorker(isRestart bool) (err error) {
 	}
 	if s.worker, s.next = s.next, nil; s.worker == nil {
 		if s.worker, err = s.startProcess(isRestart); err != nil {
-			return s.scheduleRetry(err, isRestart)
+			if isRestart {
+				s.failRestart(err)
+			}
+			return s.scheduleRetry(err)
 		}
 	}
 	if s.worker.isPrepared {
@@ -96,8 +99,10 @@ func (s *supervisor) processFailed(p *workerProcess, why error) error {
 		if s.shared.Replies.Load() != s.repliesBefore || time.Since(s.servingSince) > settledAfter {
 			s.attempts, s.failures, s.loggedShortage = 0, 0, false
 		}
+	case p.isRestart:
+		s.failRestart(why)
 	}
-	return s.scheduleRetry(why, p.isRestart)
+	return s.scheduleRetry(why)
 }
 
 // drainSnapshots handles the snapshots that the worker sent before it ended.
@@ -112,13 +117,10 @@ func (s *supervisor) drainSnapshots() {
 // scheduleRetry records why there is no worker and when to try again. It returns an error if none
 // has ever served, or too many failed. Lack of resources is no reason to give up, because it may
 // pass.
-func (s *supervisor) scheduleRetry(why error, isRestart bool) error {
+func (s *supervisor) scheduleRetry(why error) error {
 	s.worker = nil
 	if s.servingSince.IsZero() {
 		return why
-	}
-	if isRestart {
-		s.endRestart(why.Error())
 	}
 	if s.lastFailure == nil {
 		s.lastFailure, s.failedAt = why, time.Now()

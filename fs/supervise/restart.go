@@ -4,8 +4,9 @@ import "errors"
 
 // A restart passes through these functions: restart starts a worker that loads the program and the
 // configuration anew. Once it is prepared, switchToNext ends the old worker and promotes the new
-// one, and recordServing ends the restart. If anything goes wrong before that, rejectRestart leaves
-// the old worker in place.
+// one, and recordServing ends the restart. If anything goes wrong before switchToNext,
+// rejectRestart leaves the old worker in place; after it, failRestart leaves the old program and
+// snapshot to the next worker.
 
 // restart starts the worker of a restart. A second request during a restart shares its outcome.
 func (s *supervisor) restart() {
@@ -34,6 +35,12 @@ func (s *supervisor) restart() {
 // rejectRestart ends a restart without replacing the worker.
 func (s *supervisor) rejectRestart(err error) {
 	s.Log.Error("restart rejected: the current worker keeps serving", "err", err)
+	s.endRestart(err.Error())
+}
+
+// failRestart ends a restart whose worker failed before it served, although the old one has left.
+func (s *supervisor) failRestart(err error) {
+	s.Log.Error("restart rejected: another worker takes over with the old program and configuration", "err", err)
 	s.endRestart(err.Error())
 }
 

@@ -275,6 +275,29 @@ func TestRestart(t *testing.T) {
 	}
 }
 
+// If the new worker fails when the old one has left, the restart is rejected, and the next worker
+// serves with the old snapshot.
+func TestRestartFailsAfterTheSwitch(t *testing.T) {
+	r := newTestRun(t, "serve")
+	r.awaitServing(t)
+	old := r.Snapshot
+	r.setBehavior("end when it serves")
+	r.supervisor.restart()
+	for p := r.next; r.worker == p || r.next == p; {
+		noError(t, r.handleMessage(p, testwait.For(t, "a message of the new worker", p.messages)))
+	}
+	const want = "the new worker exited before it was serving (exit status 0)"
+	if r.shared.LastRestart.String() != want || r.shared.Restarts.Load() != 1 ||
+		!strings.Contains(r.log.String(), "restart rejected: another worker takes over with the old program and configuration") {
+		t.Errorf("%d restarts ended, the last one with %q:\n%s", r.shared.Restarts.Load(), r.shared.LastRestart.String(), r.log)
+	}
+	r.setBehavior("serve")
+	r.awaitServing(t)
+	if r.worker.isRestart || r.worker.snapshot != old || r.shared.Restarts.Load() != 1 {
+		t.Errorf("the next worker belongs to a restart (%v) or has another snapshot; %d restarts", r.worker.isRestart, r.shared.Restarts.Load())
+	}
+}
+
 // A standby never takes over with a snapshot that is older than the latest one.
 func TestStandbyOfAnOlderSnapshot(t *testing.T) {
 	r := newTestRun(t, "serve")
