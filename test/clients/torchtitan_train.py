@@ -1,5 +1,5 @@
-"""Drives examples/torchtitan_batchfs.py as torchtitan's trainer and validator do, with stubs for the
-modules of torchtitan, on packed documents of its own: torchtitan_train.py DIR
+"""Drives examples/torchtitan_batchfs.py as the trainer and validator of torchtitan's main branch do,
+with stubs for its modules, on packed documents of its own: torchtitan_train.py DIR
 """
 
 import dataclasses
@@ -26,7 +26,6 @@ class BaseDataLoader:
 
 for name, names in [
     ("components.loss", {"IGNORE_INDEX": -100}),
-    ("components.data.collators", {"TrainerBatch": object}),
     ("components.data.loader", {"BaseDataLoader": BaseDataLoader}),
 ]:
     sys.modules[f"torchtitan.{name}"] = types.SimpleNamespace(**names)
@@ -92,6 +91,12 @@ for run in runs:
         rest = train(*other, 5, found[4][1])
         assert all(torch.equal(a, b) for (a, _), (b, _) in zip(rest, want[5:], strict=True)), (run, other)
 
+# torchtitan 0.3 gets the same rows, each on its own.
+sizes = {"seq_len": T, "local_batch_size": ROWS}
+released = BatchfsDataLoader.Config(split=f"{mount.mountpoint}/train").build(dp_world_size=1, dp_rank=0, tokenizer=None, snapshot_every_n_steps=None, **sizes)
+for (data, _), (x, y) in zip(want, released):
+    assert torch.equal(torch.stack([x["input"], x["positions"], y]), data.view(3, ROWS, T))
+
 # The validator takes one epoch. Every token except the first of each document is a target once, and
 # positions count from 0 within each document or segment.
 validation = dataclasses.replace(BatchfsDataLoader.Config(split=f"{mount.mountpoint}/train/order=sequential"), repeat=False)
@@ -108,7 +113,7 @@ assert not positions[:, 0].any()
 inside = (positions[:, 1:] > 0) & (x[:, 1:] > 0)  # 0 is padding
 assert torch.equal((x - positions)[:, 1:][inside], (x - positions)[:, :-1][inside])
 assert torch.equal(inside[x[:, 1:] > 0], learned[:, :-1][x[:, 1:] > 0])
-lengths = {sum(1 for _ in loader) for loader in loaders(4, 2, repeat=False)}
+lengths = {sum(1 for _ in loader) for end in ("repeat", "infinite") for loader in loaders(4, 2, **{end: False})}
 assert len(lengths) == 1, lengths
 
 

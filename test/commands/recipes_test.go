@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -20,21 +21,26 @@ type recipe struct {
 	file       string
 	runner     []string // arguments of Python before the file
 	readsMount bool     // whether it takes a mounted split as its argument
+	settings   []string // flags of that mount
+	prompts    bool     // whether the tokens are prompts and completions
 	check      string   // appended code that checks the results
 }
 
 var (
 	torchrun = []string{"-m", "torch.distributed.run", "--nproc-per-node", "2"}
-	recipes  = []recipe{
+	packed   = []string{"--set", "batch.rows=packed", "--set", "batch.documents=true", "--set", "batch.mask_targets=true",
+		"--set", "batch.order=shuffle", "--set", "batch.dtype=int32"}
+	recipes = []recipe{
 		{file: "train_torch.py"},
 		{file: "train_torchrun.py", runner: torchrun, readsMount: true},
 		{file: "train_transformers.py", readsMount: true},
 		{file: "train_lightning.py", readsMount: true},
 		{file: "train_dcp.py", runner: torchrun, readsMount: true},
 		{file: "train_jax.py"},
-		{file: "finetune_transformers.py", check: checkDocuments},
-		{file: "finetune_trl.py", check: checkTRL},
+		{file: "finetune_transformers.py", prompts: true, check: checkDocuments},
+		{file: "finetune_trl.py", prompts: true, check: checkTRL},
 		{file: "nanogpt.py", runner: []string{"clients/nanogpt_train.py"}},
+		{file: "torchtitan_batchfs.py", runner: slices.Concat(torchrun, []string{"clients/torchtitan_cpu.py"}), readsMount: true, settings: packed, prompts: true},
 	}
 )
 
@@ -79,10 +85,10 @@ func TestRecipes(t *testing.T) {
 			if r.file != "train_torch.py" && os.Getenv("BATCHFS_RECIPES") != "1" {
 				t.Skip("for make recipes")
 			}
-			data := makeCorpus(t, strings.HasPrefix(r.file, "finetune"))
+			data := makeCorpus(t, r.prompts)
 			var args []string
 			if r.readsMount {
-				args = []string{e2e.Mount(t, "--data", data).Path("train")}
+				args = []string{e2e.Mount(t, slices.Concat([]string{"--data", data}, r.settings)...).Path("train")}
 			}
 			uninterrupted, interrupted := r.copyTo(t, data), r.copyTo(t, data)
 			want := r.train(t, uninterrupted, "", args...)
@@ -138,9 +144,11 @@ var lossOfStep = regexp.MustCompile(`^step (\d+.*): loss ([0-9.]+)$`)
 func (r recipe) train(t *testing.T, path, until string, args ...string) (losses map[string]string) {
 	t.Helper()
 	here := e2e.Must(os.Getwd())(t)
-	command := append(append(append([]string{}, r.runner...), path), args...)
-	if r.runner != nil && strings.HasSuffix(r.runner[0], ".py") {
-		command[0] = filepath.Join(here, command[0])
+	command := slices.Concat(r.runner, []string{path}, args)
+	for i, arg := range r.runner {
+		if strings.HasPrefix(arg, "clients/") {
+			command[i] = filepath.Join(here, arg)
+		}
 	}
 	cmd := e2e.Job(t, e2e.Python, command...)
 	cmd.Dir = filepath.Dir(path)
