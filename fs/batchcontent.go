@@ -78,7 +78,7 @@ func (c batchContent) read(t *tree, r readRequest) (fuse.ReadResult, error) {
 		if err != nil {
 			return nil, err
 		}
-		reply, err := t.getBytes(part, timer, r.buf)
+		reply, err := c.getBytes(t, part, timer, r.buf)
 		if err == nil || c.selector != nextBatch {
 			return reply, err
 		}
@@ -94,7 +94,7 @@ func (c batchContent) read(t *tree, r readRequest) (fuse.ReadResult, error) {
 
 // getBytes returns the bytes of a part of a file of batches. If they were not prefetched, it
 // computes them into buf. The reply may alias buf.
-func (t *tree) getBytes(part filePart, timer state.ReadTimer, buf []byte) (fuse.ReadResult, error) {
+func (c batchContent) getBytes(t *tree, part filePart, timer state.ReadTimer, buf []byte) (fuse.ReadResult, error) {
 	buf = buf[:part.len]
 	if len(buf) == 0 {
 		timer.Discard()
@@ -103,8 +103,8 @@ func (t *tree) getBytes(part filePart, timer state.ReadTimer, buf []byte) (fuse.
 	failpoint.Hit("read")
 	r := replies.Get().(*reply)
 	*r = reply{prefetcher: t.prefetcher, splitNumber: t.sequences.splitOf(part.inode.sequence()), timer: timer, filePart: part}
-	rest, off := part.copyHeader(buf)
-	from, size := part.inode.kind().batches().byteRange(part.inode, part.list)
+	rest, off := c.copyHeader(&part, buf)
+	from, size := c.byteRange(part.inode, part.list)
 	if len(rest) > 0 && !part.inode.kind().spansBatches() {
 		r.reader, r.buffer = t.prefetcher.acquireBuffer(part.list, part.batch)
 	}
@@ -135,15 +135,14 @@ func (t *tree) getBytes(part filePart, timer state.ReadTimer, buf []byte) (fuse.
 
 // copyHeader copies to buf what the part has of the header. It returns the rest of buf, and its
 // offset in the file after the header.
-func (p *filePart) copyHeader(buf []byte) (rest []byte, off int64) {
-	file := p.inode.kind().batches()
+func (c batchContent) copyHeader(p *filePart, buf []byte) (rest []byte, off int64) {
 	switch {
-	case file.format == raw:
+	case c.format == raw:
 		return buf, p.off
 	case p.off >= headerBytes:
 		return buf, p.off - headerBytes
 	}
-	n := copy(buf, file.header(p.inode, p.list, p.batch)[p.off:])
+	n := copy(buf, c.header(p.inode, p.list, p.batch)[p.off:])
 	return buf[n:], p.off + int64(n) - headerBytes
 }
 

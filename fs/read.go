@@ -12,7 +12,7 @@ import (
 )
 
 // The guard calls CostOfRead, HandleRead and, if the request succeeds in time, Succeeded. A READ of
-// batches takes three steps: [tree.locate] finds the bytes, [tree.getBytes] gets them, and
+// batches takes three steps: [tree.locate] finds the bytes, [batchContent.getBytes] gets them, and
 // [tree.account] counts them.
 
 // A readRequest is a READ.
