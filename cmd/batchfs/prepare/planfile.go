@@ -12,7 +12,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"batchfs/cmd/batchfs/prepare/units"
 	"batchfs/cmd/batchfs/terminal"
@@ -46,47 +45,6 @@ func (j *jobOptions) register(cmd *cobra.Command) {
 	cmd.MarkFlagsMutuallyExclusive("task", "tasks")
 	cmd.MarkFlagsMutuallyExclusive("verify", "status")
 	cmd.MarkFlagsMutuallyExclusive("verify", "task")
-}
-
-// jobFlags are the flags that need --plan. Those that make a plan are false, those that use one are
-// true.
-var jobFlags = map[string]bool{"unit-bytes": false, "task": true, "tasks": true, "finish": true, "verify": true, "status": true}
-
-// storeFlags are for both.
-var storeFlags = []string{"config", "set"}
-
-// checkFlags returns an error if flags do not go together.
-func (o *options) checkFlags(flags *pflag.FlagSet, args []string) (err error) {
-	flags.Visit(func(f *pflag.Flag) {
-		uses, isJob := jobFlags[f.Name]
-		switch {
-		case err != nil || f.Name == "plan" || f.Hidden:
-		case o.job.plan == "" && (isJob || slices.Contains(storeFlags, f.Name)):
-			err = fmt.Errorf("--%s: works on a plan: name its file with --plan", f.Name)
-		case o.job.plan == "", slices.Contains(storeFlags, f.Name):
-		case len(args) > 0 && uses:
-			err = fmt.Errorf("--%s: leave out the texts, which the plan has, or leave out --%[1]s to add them to the plan", f.Name)
-		case len(args) > 0 && (f.Name == "out" || f.Name == "force" || f.Name == "dry-run"):
-			err = fmt.Errorf("--%s: does not go with a plan, which writes nothing but itself: give --out to the tasks", f.Name)
-		case len(args) > 0 && f.Name == "shard-tokens":
-			err = errors.New("--shard-tokens: does not go with --plan, where each unit is one shard: choose their size with --unit-bytes")
-		case len(args) == 0 && !uses && f.Name != "out":
-			err = fmt.Errorf("--%s: is for making a plan: name the texts too, or leave it out, because the plan in %s has all options", f.Name, o.job.plan)
-		}
-	})
-	switch {
-	case err != nil:
-		return err
-	case o.job.plan == "" && len(args) == 0:
-		return errors.New("name the texts to read, such as batchfs prepare input.txt --out data")
-	case o.job.verify && !o.job.finish:
-		return errors.New("--verify: goes with --finish")
-	case o.job.unitBytes < 1:
-		return fmt.Errorf("--unit-bytes: must be at least 1 (got %d)", o.job.unitBytes)
-	case o.job.plan != "" && len(args) == 0 && o.dir == "":
-		return errors.New("--out: give the directory that all tasks write to, such as --out data")
-	}
-	return o.settings.checkIDs(flags.Changed)
 }
 
 // writePlan writes a plan for the texts that the arguments name, or adds them to one.
