@@ -97,7 +97,7 @@ func TestStorm(t *testing.T) {
 			}
 			// least is the smallest number of strikes. apart is the longest time between two of
 			// them.
-			config, slowest, least, lasts, apart := onDisk, time.Second, e2e.NormalOrSoak(4, 12), 90*time.Second, 300*time.Millisecond
+			config, slowest, least, lasts, apart := onDisk, time.Second, e2e.NormalOrSoak(6, 12), 90*time.Second, 300*time.Millisecond
 			switch s.name {
 			case "store":
 				// Every worker must live long enough to connect and to fetch the blocks of a batch
@@ -107,7 +107,7 @@ func TestStorm(t *testing.T) {
 				config, _ = e2e.StormConfig(t, "on_change = \"follow\"")
 				lasts = 30 * time.Minute
 			case "kill between steps": // few of the kills come between two given steps
-				least = e2e.NormalOrSoak(12, 20)
+				least = 20
 			case "strike", "signals":
 				least = e2e.NormalOrSoak(12, 1000)
 				if testing.Short() {
