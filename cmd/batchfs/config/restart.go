@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"iter"
 	"maps"
 	"reflect"
 	"slices"
@@ -62,6 +63,18 @@ func fixed(c any, tables ...*table) map[string]any {
 		}
 	}
 	return values
+}
+
+// Rescheduled yields each split whose schedule is not that of the split with the same name in old,
+// and that split. CheckRestart must allow a restart from old to c.
+func (c *Config) Rescheduled(old *Config) iter.Seq2[*Split, *Split] {
+	return func(yield func(split, oldSplit *Split) bool) {
+		for _, split := range c.Splits {
+			if oldSplit, _ := old.Named(split.Name); !split.HasScheduleOf(oldSplit) && !yield(split, oldSplit) {
+				return
+			}
+		}
+	}
 }
 
 // HasScheduleOf reports whether s has the schedule of t, if CheckRestart allows a restart from t to

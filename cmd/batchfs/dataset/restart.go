@@ -41,12 +41,10 @@ func (s *Snapshot) ForRestart() (*Snapshot, error) {
 		return nil, err
 	}
 	fresh.Splits = slices.Clone(s.Splits)
-	for _, split := range newConfig.Splits {
-		if oldSplit, _ := old.Named(split.Name); !split.HasScheduleOf(oldSplit) {
-			fresh.Generation = s.Generation + 1
-			if err := fresh.changeSchedule(split, oldSplit, NewOpener(newConfig)); err != nil {
-				return nil, err
-			}
+	for split, oldSplit := range newConfig.Rescheduled(old) {
+		fresh.Generation = s.Generation + 1
+		if err := fresh.changeSchedule(split, oldSplit, NewOpener(newConfig)); err != nil {
+			return nil, err
 		}
 	}
 	return &fresh, nil

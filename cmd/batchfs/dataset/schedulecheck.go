@@ -4,48 +4,50 @@ import (
 	"fmt"
 	"time"
 
+	"batchfs/cmd/batchfs/config"
 	"batchfs/fs/state"
 )
 
-// A ScheduleCheck compares the schedules of a restart with those of the mount. It belongs to one
-// goroutine.
+// A ScheduleCheck checks that a restart does not change rows that were read. Only one goroutine may
+// use it.
 type ScheduleCheck struct {
 	old, fresh *Snapshot
+	splits     []*config.Split // splits of fresh whose schedules change
 	shared     *state.Shared
-	found      map[string]scheduleDifference // by path of a split and its ScheduleSettings
+	found      map[string]scheduleDifference // keyed by a path with ScheduleSettings
 }
 
-// A scheduleDifference is the first row at which two schedules differ, if any.
+// A scheduleDifference is the first difference between two schedules.
 type scheduleDifference struct {
-	row    uint64 // see sampler.Sequence.ScheduleRow
-	exists bool
-	hosts  uint64 // hosts whose rows the schedules number separately
-	block  uint64 // tokens in a row
+	row    uint64 // first row that differs, as sampler.Sequence.ScheduleRow counts rows
+	exists bool   // whether there is a difference
+	hosts  uint64 // number of hosts whose rows the schedules count separately
+	block  uint64 // number of tokens in a row
 }
 
 // NewScheduleCheck returns the check of a restart from old to fresh. shared has the rows that were
 // read from the mount.
-func NewScheduleCheck(old, fresh *Snapshot, shared *state.Shared) *ScheduleCheck {
-	return &ScheduleCheck{old, fresh, shared, map[string]scheduleDifference{}}
+func NewScheduleCheck(old, fresh *Snapshot, shared *state.Shared) (*ScheduleCheck, error) {
+	oldConfig, err := old.Config()
+	if err != nil {
+		return nil, err
+	}
+	freshConfig, err := fresh.Config()
+	if err != nil {
+		return nil, err
+	}
+	c := &ScheduleCheck{old: old, fresh: fresh, shared: shared, found: map[string]scheduleDifference{}}
+	for split := range freshConfig.Rescheduled(oldConfig) {
+		c.splits = append(c.splits, split)
+	}
+	return c, nil
 }
 
-// Run returns an error if a row that was read from the mount differs. It skips splits whose
-// schedule is configured as before. Its result is final once no worker serves and
-// Shared.ScheduleGeneration has changed.
+// Run returns an error if a row that was read from the mount changes. Once no worker serves and
+// Shared.ScheduleGeneration has changed, further calls have the same result.
 func (c *ScheduleCheck) Run() error {
 	const fix = "undo the change, or unmount and mount again"
-	old, err := c.old.Config()
-	if err != nil {
-		return err
-	}
-	fresh, err := c.fresh.Config()
-	if err != nil {
-		return err
-	}
-	for _, split := range fresh.Splits {
-		if oldSplit, _ := old.Named(split.Name); split.HasScheduleOf(oldSplit) {
-			continue
-		}
+	for _, split := range c.splits {
 		list, complete := c.shared.Furthest(split.Name)
 		if !complete {
 			return fmt.Errorf("%s: the schedule cannot change, because its rows were read with more block sizes than batchfs keeps track of; %s",
@@ -68,6 +70,7 @@ func (c *ScheduleCheck) Run() error {
 	return nil
 }
 
+// difference compares the schedules of a path. It opens the token files only once.
 func (c *ScheduleCheck) difference(path string) (d scheduleDifference, err error) {
 	if d, ok := c.found[path]; ok {
 		return d, nil

@@ -51,7 +51,9 @@ func (s *scheduleTest) check(t *testing.T, trainRow, valRow int, want string) {
 	writeSchedules(t, trainRow, valRow)
 	fresh, err := s.snapshot.ForRestart()
 	must(t, err)
-	err = NewScheduleCheck(s.snapshot, fresh, s.shared).Run()
+	c, err := NewScheduleCheck(s.snapshot, fresh, s.shared)
+	must(t, err)
+	err = c.Run()
 	if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 		t.Errorf("changes at row %d of train and %d of val: %v, want %q", trainRow, valRow, err, want)
 	}

@@ -109,7 +109,11 @@ func readSnapshot(w *supervise.Worker, isRestart bool) (snapshot *dataset.Snapsh
 		return nil, nil, err
 	}
 	if snapshot.Generation != old.Generation {
-		check = dataset.NewScheduleCheck(old, snapshot, w.Shared).Run
+		c, err := dataset.NewScheduleCheck(old, snapshot, w.Shared)
+		if err != nil {
+			return nil, nil, err
+		}
+		check = c.Run
 	}
 	if err := check(); err != nil {
 		return nil, nil, err
