@@ -11,13 +11,13 @@ import (
 	"batchfs/internal/failpoint"
 )
 
-// A batchContent is made of batches, or of parts of them.
+// A batchContent is the content of files that show batches.
 type batchContent struct {
 	selector batchSelector
 	format   header.Format
 
-	// oneArray is set if the file shows a single array, whose index is in the inode. Otherwise, it
-	// shows the main ones or, with wholeSequence, all of them.
+	// oneArray is true if a file shows a single array of its batches, whose index is in the inode.
+	// Otherwise, it shows the main arrays or, with wholeSequence, all of them.
 	oneArray bool
 }
 
@@ -25,10 +25,10 @@ type batchContent struct {
 type batchSelector uint8
 
 const (
-	nextBatch     batchSelector = iota + 1 // batch that the handle holds
-	oneBatch                               // batch in the file's name
-	everyBatch                             // batches 0 to Spec.Steps-1
-	wholeSequence                          // as many batches as the inode says, from 0 on
+	nextBatch     batchSelector = iota + 1 // the batch that the handle holds
+	oneBatch                               // the batch whose number is the name of the file
+	everyBatch                             // the first Spec.Steps batches
+	wholeSequence                          // the first batches; the inode has their number
 )
 
 const (
@@ -66,8 +66,9 @@ func (c batchContent) header(i inode, b BatchList, k uint64) []byte {
 // maxReadAttempts limits how often a READ is attempted if its tokens keep changing.
 const maxReadAttempts = 10
 
-// read locates the bytes of a READ and gets them, all from one BatchList. If the tokens of next*
-// change in between and the split follows changes, it starts over with the new ones.
+// read locates the bytes of a READ and gets them from the same BatchList. If the file is one of
+// next*, the split follows changes, and the tokens change in between, it starts over with the new
+// tokens.
 func (c batchContent) read(t *tree, r readRequest) (fuse.ReadResult, error) {
 	var timer state.ReadTimer
 	if c.selector == nextBatch {
@@ -92,8 +93,8 @@ func (c batchContent) read(t *tree, r readRequest) (fuse.ReadResult, error) {
 	}
 }
 
-// getBytes returns the bytes of a part of a file of batches. If they were not prefetched, it
-// computes them into buf. The reply may alias buf.
+// getBytes returns the bytes of a part of a file. If they were not prefetched, it computes them in
+// buf. The reply may alias buf.
 func (c batchContent) getBytes(t *tree, part filePart, timer state.ReadTimer, buf []byte) (fuse.ReadResult, error) {
 	buf = buf[:part.len]
 	if len(buf) == 0 {
@@ -117,8 +118,8 @@ func (c batchContent) getBytes(t *tree, part filePart, timer state.ReadTimer, bu
 	case r.buffer == nil && len(rest) > 0:
 		err = readByteRanges(part.list, rest, part.batch, off, from, size)
 	case r.buffer == nil, part.off == 0, r.buffer.sent.Load() == 0:
-		// A header or the beginning of a prefetched batch. No token file is read, which would fail
-		// if the file had changed.
+		// The reply is a header, or the beginning of a prefetched batch. As no token file is read,
+		// nothing else notices that it has changed.
 		err = part.list.Check(part.batch)
 	}
 	if err != nil {
@@ -133,8 +134,8 @@ func (c batchContent) getBytes(t *tree, part filePart, timer state.ReadTimer, bu
 	return r, nil
 }
 
-// copyHeader copies to buf what the part has of the header. It returns the rest of buf, and its
-// offset in the file after the header.
+// copyHeader copies to buf the bytes of the header that are in the part. It returns the rest of
+// buf, and the offset of the rest in the file, not counting the header.
 func (c batchContent) copyHeader(p *filePart, buf []byte) (rest []byte, off int64) {
 	switch {
 	case c.format == raw:
@@ -146,8 +147,8 @@ func (c batchContent) copyHeader(p *filePart, buf []byte) (rest []byte, off int6
 	return buf[n:], p.off + int64(n) - headerBytes
 }
 
-// readByteRanges fills dst with bytes starting at offset off of a file, not counting its header.
-// The file consists of bytes [from, from+size) of each of the batches k, k+1, …
+// readByteRanges fills dst with the bytes at offset off of a file, not counting its header. The
+// file consists of the bytes [from, from+size) of each of the batches k, k+1, …
 func readByteRanges(b BatchList, dst []byte, k uint64, off, from, size int64) error {
 	if size == b.Spec().Batch.Bytes() { // whole batches
 		return b.Read(dst, k, off)

@@ -17,19 +17,19 @@ type rangeList struct {
 type byteRange struct{ from, to int64 }
 
 const (
-	maxInline = 3   // most ranges of a list within its slot
-	maxRanges = 128 // most ranges of a list
+	maxInline = 3   // number of ranges for which a list has room in its slot
+	maxRanges = 128 // number of ranges for which it has room outside
 )
 
-// rangesOf returns the delivered ranges of the batch that a handle holds. The result aliases the
-// shared memory.
+// rangesOf returns the ranges that have been delivered of the batch that a handle holds. The result
+// aliases the shared memory.
 func (h *Handles) rangesOf(fh uint64) []byteRange {
 	s := h.slot(fh)
 	l := s.currentList.Load()
 	return h.list(fh, l, s.lists[l].n.Load())
 }
 
-// list returns the memory of n ranges in list l of a handle.
+// list returns the memory for n ranges in list l of a handle, which is 0 or 1.
 func (h *Handles) list(fh, l, n uint64) []byteRange {
 	if n > maxInline {
 		return h.shared.manyRanges[fh%MaxHandles][l][:n]
@@ -37,8 +37,8 @@ func (h *Handles) list(fh, l, n uint64) []byteRange {
 	return h.slot(fh).lists[l].inline[:n]
 }
 
-// setRanges replaces the ranges of a handle by at most maxRanges others. If the worker dies in the
-// middle, the old ranges stay.
+// setRanges replaces the ranges of a handle, by at most maxRanges others. If the worker dies before
+// setRanges returns, the handle has either the old ranges or the new ones.
 func (h *Handles) setRanges(fh uint64, ranges []byteRange) {
 	s, n := h.slot(fh), uint64(len(ranges))
 	l := 1 - s.currentList.Load()
@@ -51,7 +51,7 @@ func (h *Handles) setRanges(fh uint64, ranges []byteRange) {
 
 func (s *slot) forgetRanges() { s.lists[s.currentList.Load()].n.Store(0) }
 
-// withRange appends the delivered ranges of a handle to merged, as they will be after r.
+// withRange appends to merged what the ranges of the handle of r will be once r is delivered.
 func (h *Handles) withRange(merged []byteRange, r ReadRequest) []byteRange {
 	joined := byteRange{r.Off, r.end()}
 	for _, o := range h.rangesOf(r.FH) {
@@ -66,8 +66,8 @@ func (h *Handles) withRange(merged []byteRange, r ReadRequest) []byteRange {
 	return merged
 }
 
-// addRange records that r is delivered, and reports whether any byte was not delivered before.
-// merged is the result of withRange.
+// addRange records that r is delivered. It reports whether r has a byte that was not delivered
+// before. merged is the result of withRange.
 func (h *Handles) addRange(r ReadRequest, merged []byteRange) (added bool) {
 	if slices.Equal(merged, h.rangesOf(r.FH)) {
 		return false
@@ -92,6 +92,6 @@ func (h *Handles) removeRange(r ReadRequest) {
 			left = append(left, after)
 		}
 	}
-	// A range that does not fit may be dropped, because the reader can read it again.
+	// If there is no room for a range, it counts as not delivered, so the reader can read it again.
 	h.setRanges(r.FH, left[:min(len(left), maxRanges)])
 }

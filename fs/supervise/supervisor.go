@@ -41,7 +41,7 @@ type Options struct {
 	NoResend bool             // whether to assume that the kernel does not resend requests
 
 	Serving   func(*state.Shared) // called when the first worker serves
-	Restarted func()              // called when a restart has succeeded
+	Restarted func()              // called after each restart that succeeds
 	Stopping  func()              // called when the mount begins to end
 	Log       *slog.Logger
 }

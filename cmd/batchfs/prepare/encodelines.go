@@ -10,7 +10,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// encodeLines encodes lines of JSON, or a row that became one.
+// encodeLines encodes the documents of a piece that is JSON: of its lines, or of its only row.
 func (w *encodeWorker) encodeLines(ch *chunk, piece *textPiece) error {
 	for at, line := range piece.jsonLines() {
 		if err := w.encodeLine(ch, piece.in, at, line); err != nil {
@@ -20,8 +20,8 @@ func (w *encodeWorker) encodeLines(ch *chunk, piece *textPiece) error {
 	return nil
 }
 
-// jsonLines yields the lines of JSON in a piece that are not blank, with 0 in place of NaN and the
-// infinities. The JSON of a row is a line.
+// jsonLines yields each line of a piece that is not blank, as JSON: NaN and the infinities are
+// replaced by 0. If the piece is a row of another format, the only line is the JSON of that row.
 func (p *textPiece) jsonLines() iter.Seq2[place, jsontext.Value] {
 	return func(yield func(place, jsontext.Value) bool) {
 		if p.in.format != jsonlFormat {

@@ -11,18 +11,18 @@ import (
 // A field is a path to texts in a line of JSON, or to a column.
 type field struct {
 	path     []step
-	mask     byte   // 0 or 1
-	options  string // that choose such a field, for messages
-	excluded bool   // whether a condition of the path does not hold for the current list element
+	mask     byte   // mask of the texts' tokens, 0 or 1
+	options  string // names of the options that can set the field, for messages
+	excluded bool   // whether the current list element does not meet a condition of the path
 }
 
 // A step of a path leads from an object to a member, or from a list to its elements.
 type step struct {
-	name   string
+	name   string // name of the member, if the step leads to one
 	list   bool   // whether the step leads to list elements
-	key    string // name of the member that must equal value; empty for no condition
+	key    string // name of the member that must equal value; if empty, there is no condition
 	value  string
-	prefix string // the path up to here, as written
+	prefix string // text of the path up to and including this step
 }
 
 // newField parses a path such as meta.body, messages.*.content or messages[role=assistant].content.
@@ -53,7 +53,7 @@ func (f field) String() string { return f.path[len(f.path)-1].prefix }
 
 func (f field) inList() bool { return slices.ContainsFunc(f.path, func(s step) bool { return s.list }) }
 
-// names returns the names from a depth of the path on, up to the next list.
+// names returns the names of consecutive members in the path, beginning with step depth.
 func (f field) names(depth int) (names []string) {
 	for _, s := range f.path[depth:] {
 		if s.list {
@@ -64,7 +64,7 @@ func (f field) names(depth int) (names []string) {
 	return names
 }
 
-// hasDots reports whether names follow each other, separated by dots.
+// hasDots reports whether the path has consecutive names, which are separated by a dot.
 func (f field) hasDots() bool {
 	for i := range f.path[1:] {
 		if !f.path[i].list && !f.path[i+1].list {
@@ -74,7 +74,8 @@ func (f field) hasDots() bool {
 	return false
 }
 
-// joined returns the field with the keys that its names from a depth on stand for in value.
+// joined returns a field with the same texts whose names, beginning with step depth, are keys of
+// value and of the objects in it. A key may contain dots, and then combines several names of f.
 func (f field) joined(value jsontext.Value, depth int) field {
 	names := f.names(depth)
 	keys := keysOf(value, names, func(value jsontext.Value, name string) (jsontext.Value, bool) {
@@ -93,14 +94,15 @@ func (f field) joined(value jsontext.Value, depth int) field {
 	return f
 }
 
-// keysOf returns the keys that lead from a value through names: nested keys if they exist, and
-// otherwise the longest keys that contain dots. It returns nil if there are none.
+// keysOf returns the keys to look up in value, one after the other, to get to what names stand for.
+// It prefers single names, and then keys that combine as many names as possible. It returns nil if
+// there are no such keys.
 func keysOf[T any](value T, names []string, member func(value T, name string) (T, bool)) []string {
 	if len(names) == 0 {
 		return []string{}
 	}
 	for i := range names {
-		n := len(names) - i + 1 // the longest key comes after a single name
+		n := len(names) - i + 1 // after the single name, the longest key is tried first
 		if i == 0 {
 			n = 1
 		}
@@ -114,7 +116,7 @@ func keysOf[T any](value T, names []string, member func(value T, name string) (T
 	return nil
 }
 
-// nextStep returns the step at a depth without its condition.
+// nextStep returns step depth without its condition, or the zero step after the last one.
 func (f field) nextStep(depth int) step {
 	if depth == len(f.path) {
 		return step{}
@@ -122,7 +124,9 @@ func (f field) nextStep(depth int) step {
 	return step{name: f.path[depth].name, list: f.path[depth].list}
 }
 
-// follow returns the member that step depth of the path leads to, and calls other as member does.
+// follow takes step depth of the path: it returns the member of value with the name of the step.
+// Like the function member, it calls other for each other member. The error says how to choose a
+// field that exists.
 func (f field) follow(value jsontext.Value, depth int, other func([]byte, jsontext.Value)) (
 	inner jsontext.Value, err error,
 ) {
@@ -143,8 +147,8 @@ func (f field) follow(value jsontext.Value, depth int, other func([]byte, jsonte
 	return inner, err
 }
 
-// readField returns what read finds in a line at a field. If that fails, names that are separated
-// by dots may be a single key.
+// readField calls read with a field and a line. If read fails, readField tries keys of the line
+// that contain dots instead of the field's names.
 func readField[T any](f field, line jsontext.Value, read func(field, jsontext.Value) (T, error)) (T, error) {
 	value, err := read(f, line)
 	if err != nil && f.hasDots() {
@@ -155,7 +159,7 @@ func readField[T any](f field, line jsontext.Value, read func(field, jsontext.Va
 	return value, err
 }
 
-// valueIn returns the value to which a field that leads through no list leads in a line.
+// valueIn returns the value of a field in a line. The path must not lead through a list.
 func (f field) valueIn(line jsontext.Value) (value jsontext.Value, err error) {
 	value = line
 	for depth := range f.path {

@@ -12,18 +12,19 @@ import (
 // pieces of a long text must stay together. The encoders apply it to lines and rows, because only
 // they know the texts of these.
 type valRule struct {
-	fraction float64 // of the documents
-	start    int64   // offset of val in a single text; 0 if each document is chosen by its hash
+	fraction float64 // fraction of the documents that belong to val
+	start    int64   // offset at which val begins in a single text; if 0, hashes choose documents
 }
 
-// valKey makes the selection of val independent of other uses of the hash.
+// valKey precedes what is hashed, so that the selection is independent of other hashes of a text.
 const valKey = "batchfs: documents for val\x00"
 
-const valBytes = 1 << 16 // bytes of a document that the selection depends on
+// valBytes is the number of bytes at the beginning of a document that are hashed.
+const valBytes = 1 << 16
 
-// has reports whether the document at an offset of an input belongs to val. Because only the
-// beginning of its text matters, adding or renaming files moves no document, and copies of a text
-// are in the same split.
+// has reports whether the document at an offset of an input belongs to val. If the hash decides, it
+// depends on nothing but the text: adding or renaming files moves no document to another split, and
+// copies of a text are in the same split.
 func (v valRule) has(in *input, offset int64, text []byte) bool {
 	switch {
 	case in.val:
@@ -37,8 +38,8 @@ func (v valRule) has(in *input, offset int64, text []byte) bool {
 	return float64(binary.BigEndian.Uint64(sum[:])>>11)/(1<<53) < v.fraction
 }
 
-// hasIDs is like has for the tokens of a document, as they are written. It chooses like the Python
-// package's writer.
+// hasIDs is like has, but for documents of ids. tokens are the bytes that the token file gets. The
+// writer of the Python package makes the same selection.
 func (v valRule) hasIDs(in *input, tokens []byte) bool {
 	if in.val || v.fraction == 0 {
 		return in.val

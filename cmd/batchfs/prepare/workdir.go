@@ -20,24 +20,25 @@ import (
 // to DIR at the end, and temporary files, whose names begin with ".".
 type workDir struct {
 	out           *os.Root // DIR
-	dir           *os.Root
-	lock          *os.File
-	hasCheckpoint bool // whether a run can continue from here
+	dir           *os.Root // DIR/.prepare
+	lock          *os.File // the same directory, locked
+	hasCheckpoint bool     // whether another run can continue this one
 }
 
 const workDirName = ".prepare"
 
-// createdFilePattern matches the files in the working directory that prepare may remove: its own,
-// and those of a writer that was killed before its first checkpoint.
+// createdFilePattern matches the files that prepare may remove from the working directory. These
+// are its own, and those of a batchfs.writer that was killed before its first checkpoint.
 var createdFilePattern = regexp.MustCompile(
 	`^vocab\.json$|^\.state\.json(\.new)?$|^\.(writer|finish)\.json\.new$|^\.parquet-\d+$|` +
 		`^\.(train|val)(_\d+)?\.bin\.ends$|^(train|val)(_\d+)?\.\w+\.bin$|` + tokenFilePattern.String())
 
-// writerFilePattern matches files that only the Python package's writer makes: its checkpoint, and
-// the working directories of its shards.
+// writerFilePattern matches the files that only batchfs.writer makes: its checkpoint, and the
+// working directories of its shards.
 var writerFilePattern = regexp.MustCompile(`^\.(writer|finish)\.json$|^shard_\d+_of_\d+$`)
 
-// openWorkDir opens or creates DIR and the working directory, and locks the latter.
+// openWorkDir opens DIR and its working directory, and locks the working directory. It creates them
+// if they do not exist.
 func openWorkDir(out string) (*workDir, error) {
 	w := new(workDir)
 	err := os.MkdirAll(out, 0o777)
@@ -76,8 +77,8 @@ func (w *workDir) open() error {
 	return err
 }
 
-// openExisting opens and locks the working directory. It returns fs.ErrNotExist if the directory is
-// removed meanwhile.
+// openExisting opens and locks the working directory. It returns fs.ErrNotExist if there is none,
+// or if another run removes it before it is locked.
 func (w *workDir) openExisting() error {
 	info, err := w.out.Lstat(workDirName)
 	if err == nil && !info.IsDir() {
@@ -129,8 +130,8 @@ func (w *workDir) close() {
 	w.out.Close()
 }
 
-// clear removes what createdFilePattern matches. The checkpoint is first, because it is wrong once
-// another file is gone.
+// clear removes the files that createdFilePattern matches. It removes the checkpoint first, because
+// a checkpoint is valid only with all files that it lists.
 func (w *workDir) clear() error {
 	names, err := w.createdFiles()
 	if i := slices.Index(names, checkpointName); i >= 0 {
@@ -144,8 +145,8 @@ func (w *workDir) clear() error {
 	return err
 }
 
-// removePublished removes the working directory of a run that was killed after it had moved all
-// files to DIR.
+// removePublished removes the working directory if it has nothing to move to DIR any more, because
+// its run was killed just before the end.
 func removePublished(out string) {
 	if _, err := os.Lstat(filepath.Join(out, workDirName)); err != nil {
 		return
@@ -174,9 +175,9 @@ func (w *workDir) fileNames() ([]string, error) {
 	return dir.Readdirnames(-1)
 }
 
-// finalNames returns the names of the files to move to DIR. vocab.json is first, because a mount
-// rejects token files while others that it lists are missing. Each token file comes after its index
-// and mask.
+// finalNames returns the names of the files to move to DIR, in the order in which they are moved.
+// vocab.json comes first: until all files that it lists are there, no mount accepts any of them.
+// Each token file comes after its index and mask.
 func (w *workDir) finalNames() ([]string, error) {
 	names, err := w.createdFiles()
 	names = slices.DeleteFunc(names, func(name string) bool { return strings.HasPrefix(name, ".") })
@@ -185,9 +186,9 @@ func (w *workDir) finalNames() ([]string, error) {
 	return names, err
 }
 
-// publish moves the files of a complete run to DIR. It first removes those of an earlier run, each
-// token file before its index. A file that vocab.json lists is then missing until the last move, so
-// no mount combines files of two runs.
+// publish moves the files of a complete run to DIR. It first removes the files of an earlier run,
+// each token file before its index, so that no mount combines files of two runs: until the last
+// file is moved, one that vocab.json lists is missing.
 func (w *workDir) publish(s *checkpoint) error {
 	names, err := w.finalNames()
 	if err != nil {

@@ -8,12 +8,12 @@ import (
 	"batchfs/fs/supervise"
 )
 
-// An executable is the program that workers run. They run its open file, because its path may name
-// another one by then, or none.
+// An executable is the program of the workers. It is an open file, because the path may name
+// another program by the time a worker starts, or none.
 type executable struct {
-	path string   // path of the program for restarts
-	file *os.File // program for replacing dead workers
-	next *os.File // program of the last restart, or nil if file is
+	path string   // where a restart finds the program
+	file *os.File // program of the worker that serves
+	next *os.File // program that the last restart has found, until it becomes file
 }
 
 func openExecutable() (*executable, error) {
@@ -25,7 +25,8 @@ func openExecutable() (*executable, error) {
 	return &executable{path: path, file: file}, err
 }
 
-// worker returns the command of a worker. That of a restart runs what path names now.
+// worker returns the command of a worker. In a restart, the worker runs the program that is now at
+// the path.
 func (e *executable) worker(isRestart bool) *exec.Cmd {
 	file, args := e.file, []string{"worker"}
 	if isRestart {
@@ -41,8 +42,8 @@ func (e *executable) worker(isRestart bool) *exec.Cmd {
 	return cmd
 }
 
-// useNext makes the program of the last restart that of all later workers.
-func (e *executable) useNext() {
+// adoptNext has all later workers run the program that the last restart has found.
+func (e *executable) adoptNext() {
 	e.file.Close()
 	e.file, e.next = e.next, nil
 }

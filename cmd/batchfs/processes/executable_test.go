@@ -45,6 +45,6 @@ func TestProgramOfWorkers(t *testing.T) {
 	if err := e.worker(true).Start(); !os.IsNotExist(err) {
 		t.Errorf("a restart without a program: %v", err)
 	}
-	e.useNext()
+	e.adoptNext()
 	check(false, "third worker")
 }

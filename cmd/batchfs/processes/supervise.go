@@ -122,7 +122,7 @@ func runSupervisor(
 			ready()
 			debug.FreeOSMemory() // returns memory that only the start needed
 		},
-		Restarted: program.useNext,
+		Restarted: program.adoptNext,
 		Stopping:  func() { daemon.SdNotify(false, daemon.SdNotifyStopping) },
 		Log:       log,
 	})
