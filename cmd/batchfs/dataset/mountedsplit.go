@@ -96,8 +96,7 @@ func (s *MountedSplit) LatestWhole(cancel <-chan struct{}) (fs.BatchList, error)
 // cannot be served, the error matches syscall.ESTALE.
 func (s *MountedSplit) LatestFor(k uint64, cancel <-chan struct{}) (_ fs.BatchList, err error) {
 	var b *BatchList
-	waited := false // for a process that writes to the file
-	for range maxReopens {
+	for attempt := range maxReopens {
 		v := s.watch.currentView(cancel)
 		if b, err = s.latest(v); err != nil {
 			return b, err
@@ -107,10 +106,9 @@ func (s *MountedSplit) LatestFor(k uint64, cancel <-chan struct{}) (_ fs.BatchLi
 		if wrongFile, err = b.checkBatch(min(k, b.spec.Batches-1)); err == nil {
 			return b, nil
 		}
-		if failure := s.watch.retryOrFail(v, wrongFile, err, waited, cancel); failure != nil {
+		if failure := s.watch.retryOrFail(v, wrongFile, err, attempt, cancel); failure != nil {
 			return b, failure
 		}
-		waited = waited || v.beingWritten
 		select {
 		case <-cancel:
 			return b, err

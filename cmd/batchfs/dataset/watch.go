@@ -76,10 +76,11 @@ type view struct {
 	// half of the time.
 	restUntil int64
 
-	// beingWritten is set if the attempt failed because a file was being overwritten. As soon as
-	// its writer closes it, another may succeed without a further change, so the next one does not
-	// wait for retryAt.
-	beingWritten bool
+	// overwrittenSince is when an attempt first failed because a file was being overwritten, in
+	// clock.Now time, if all attempts since then have failed so; 0 otherwise. As soon as the writer
+	// closes the file, another attempt may succeed without a further change, so the next one does
+	// not wait for retryAt.
+	overwrittenSince int64
 }
 
 const (
@@ -89,7 +90,9 @@ const (
 	maxSerialChecks      = 8           // if a batch has more files, they are checked concurrently
 	minBackoff           = time.Second // delay before the first retry of a failed attempt to reopen
 	maxBackoff           = 16 * time.Second
-	maxReopens           = 10                     // token file changes that a request waits for
+	maxReopens           = 10                     // attempts of a request to follow changes
+	patience             = 3 * time.Second        // requests wait this long for an overwritten file
+	patiencePause        = 100 * time.Millisecond // grows with each attempt, beyond patience
 	lastRequestPrecision = 100 * time.Millisecond // resolution of lastRequest
 )
 
@@ -246,7 +249,7 @@ func (w *watcher) pass() {
 			w.view.CompareAndSwap(v, found)
 		}
 	case clock.Now() < v.restUntil:
-	case v.beingWritten, !maps.Equal(changes, v.failedChanges):
+	case v.overwrittenSince > 0, !maps.Equal(changes, v.failedChanges):
 		w.reopen(v, changes, minBackoff)
 	case clock.Now() >= v.retryAt:
 		w.reopen(v, changes, min(2*v.backoff, maxBackoff))
@@ -278,11 +281,14 @@ func (w *watcher) reopen(v *view, changes map[localfile.ChangedError]bool, backo
 	}
 	if err != nil {
 		now := clock.Now()
-		_, beingWritten := errors.AsType[localfile.OverwrittenError](err)
-		w.view.Store(&view{
-			dataset: old, err: err, failedChanges: changes, beingWritten: beingWritten,
+		failed := &view{
+			dataset: old, err: err, failedChanges: changes,
 			retryAt: now + int64(backoff), backoff: backoff, restUntil: now + (now - began),
-		})
+		}
+		if _, ok := errors.AsType[localfile.OverwrittenError](err); ok {
+			failed.overwrittenSince = cmp.Or(v.overwrittenSince, now)
+		}
+		w.view.Store(failed)
 		return
 	}
 	w.view.Store(&view{dataset: fresh})
@@ -309,9 +315,10 @@ func (w *watcher) recheckWrongFile(v *view) error {
 
 // retryOrFail is called when a request that uses v has found a wrong file. It returns nil if the
 // request should try again with the current view, or else the request's error. Before a retry, it
-// waits, if necessary, for a pass that sees the change, or until cancel is closed. If the file is
-// being written, it waits for the next pass, unless the request has waited for that before.
-func (w *watcher) retryOrFail(v *view, wrongFile blob.Blob, err error, waited bool, cancel <-chan struct{}) error {
+// waits, if necessary, for a pass that sees the change, or until cancel is closed. The request's
+// attempts are numbered from 0. While a file is being overwritten, each request waits for at least
+// one more pass, and until patience has passed for further ones.
+func (w *watcher) retryOrFail(v *view, wrongFile blob.Blob, err error, attempt int, cancel <-chan struct{}) error {
 	change, isChange := errors.AsType[*localfile.ChangedError](err)
 	switch {
 	case v.dataset.Split.OnChange != "follow":
@@ -319,9 +326,9 @@ func (w *watcher) retryOrFail(v *view, wrongFile blob.Blob, err error, waited bo
 		return err
 	case !isChange:
 		return err
-	case v.beingWritten && !waited:
+	case v.overwrittenSince > 0 && (attempt == 0 || clock.Now()-v.overwrittenSince < int64(patience)):
 		select {
-		case <-time.After(time.Duration(v.restUntil - clock.Now())):
+		case <-time.After(max(time.Duration(v.restUntil-clock.Now()), time.Duration(attempt)*patiencePause)):
 			w.awaitPass(cancel)
 		case <-cancel:
 		}
