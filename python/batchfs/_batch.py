@@ -84,6 +84,7 @@ class BatchBuffer:
         references: the sys.getrefcount of raw while nothing else refers to it, so that it can be filled again.
         buffers: the parts of raw for a readv of all arrays, which have no gaps between them in a file: x and y (or tokens, or rows), then each
             other array.
+        source: the part of raw that says which source each row comes from, or None.
     """
 
     def __init__(self, layouts: list[ArrayLayout], raw: Array | None = None) -> None:
@@ -94,6 +95,7 @@ class BatchBuffer:
         self.arrays = [(p.name, np.ndarray(p.shape, p.dtype, self.raw, p.start)) for p in layouts]
         main, *others = parts(layouts)
         self.buffers = [self.raw.data[: main.end], *(self.raw.data[p.start : p.end] for p in others)]
+        self.source = next((self.raw.data[p.start : p.end] for p in layouts if p.name == "source"), None)
         self.references = sys.getrefcount(self.raw)
 
     def batch(self) -> Batch[Array]:

@@ -2,18 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Iterable
 from time import perf_counter as clock
 from typing import Any
 
 import numpy as np
 
-from ._batch import layouts, parts
+from ._batch import BatchBuffer
 from ._errors import Error
 from ._lock import Locked
 from ._shared import Shared, worker_info
 
-_HELD = 1 << 16  # bytes of arrays "source" that are held before their rows are counted
+_HELD = 1024  # batches whose arrays "source" are held before their rows are counted
+
+
+class Counter(Locked):
+    """Counts the batches that its owner reads, an iterator or a meter, and the seconds that this takes.
+
+    The owner holds its own lock when it calls `add`: to take another one for each batch would take as long as to count it.
+    """
+
+    def __init__(self, meter: Meter, owner: object) -> None:
+        super().__init__()
+        self._meter = meter
+        self.owner = weakref.ref(owner)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._seconds, self._batches = 0.0, 0  # only grow
+        self._taken = (0.0, 0)  # their values when take was called last
+        self._rows: dict[int, int] = {}  # by number of the source, since then; guarded by lock
+        self._sources = bytearray()  # the arrays "source" of batches that are not in _rows yet
+
+    def add(self, k: int, begun: float, memory: BatchBuffer) -> None:
+        """Counts batch k, whose reading began at a time of the clock and ends now."""
+        if not self._batches % _HELD:
+            self._meter.begin(begun)
+            with self.lock:
+                self._count_rows()
+        self._batches += 1
+        self._meter.last = k
+        if memory.source is not None:
+            self._sources.extend(memory.source)
+        self._seconds += clock() - begun
+
+    def _count_rows(self) -> None:
+        sources = bytes(self._sources)
+        for source, rows in enumerate(np.bincount(np.frombuffer(sources, np.int16)).tolist()):
+            self._rows[source] = self._rows.get(source, 0) + rows
+        del self._sources[: len(sources)]  # and nothing that the owner has added meanwhile
+
+    def take(self) -> tuple[float, int, dict[int, int]]:
+        """Returns the seconds, the batches and the rows by source since the last call. Any thread may call it."""
+        with self.lock:
+            self._count_rows()
+            rows, self._rows = self._rows, {}
+        seconds, batches = self._taken
+        self._taken = self._seconds, self._batches
+        return self._taken[0] - seconds, self._taken[1] - batches, rows
+
+    def begin_in_child(self) -> None:
+        super().begin_in_child()
+        self._reset()
 
 
 class Meter(Locked):
@@ -29,44 +80,48 @@ class Meter(Locked):
         super().__init__()
         self._info = info
         self._shared = shared or Shared()
-        names = [p.name for p in parts(layouts(info))]
-        # None if all rows come from the same source.
-        self._source = names.index("source") if "source" in names else None
+        self._own = Counter(self, self)
+        self._counters: list[Counter] = [self._own]
+        # When take was called last or, until then, when the first read began.
         self._began: float | None = None
         self.last = -1
         self._reset()
 
     def _reset(self) -> None:
+        # What the counters have counted that take has not returned.
         self._seconds, self._batches = 0.0, 0
-        self._rows: dict[int, int] = {}  # by number of the source
-        self._sources = bytearray()  # the arrays of batches that are not in _rows yet
+        self._rows: dict[int, int] = {}
 
-    def add(self, k: int, begun: float, buffers: Sequence[memoryview]) -> None:
-        """Counts batch k, whose reading began at a time of the clock and ends now. buffers are those of its `BatchBuffer`."""
-        lock = self.lock
-        lock.acquire()  # a with statement takes longer
-        try:
-            if not self._batches:
-                self._begin(begun)
-            self._batches += 1
-            self.last = k
-            if self._source is not None:
-                self._sources += buffers[self._source]
-                if len(self._sources) >= _HELD:
-                    self._count_rows()
-            self._seconds += clock() - begun
-        finally:
-            lock.release()
+    def counter(self, owner: object) -> Counter:
+        """Returns a counter for batches of the split that owner reads."""
+        counter = Counter(self, owner)
+        with self.lock:
+            self._collect()
+            self._counters.append(counter)
+        return counter
 
-    def _begin(self, begun: float) -> None:
-        self._began = self._began or begun
+    def add(self, k: int, begun: float, memory: BatchBuffer) -> None:
+        """Counts a batch that no counter's owner has read: see `Counter.add`."""
+        with self.lock:
+            self._own.add(k, begun, memory)
+
+    def begin(self, begun: float) -> None:
+        """Is called before a counter counts its first batch, whose reading began at a time of the clock, and now and then."""
+        if self._began is None:
+            self._began = begun
         if worker_info() is not None:
             self._shared.numbers.begun += 1
 
-    def _count_rows(self) -> None:
-        for source, rows in enumerate(np.bincount(np.frombuffer(self._sources, np.int16)).tolist()):
-            self._rows[source] = self._rows.get(source, 0) + rows
-        self._sources = bytearray()
+    def _collect(self) -> None:
+        """Collects what has been counted, and drops the counters whose owners are gone. The caller holds the lock."""
+        counters = self._counters
+        self._counters = [counter for counter in counters if counter.owner() is not None]
+        for counter in counters:
+            seconds, batches, rows = counter.take()
+            self._seconds += seconds
+            self._batches += batches
+            for source, n in rows.items():
+                self._rows[source] = self._rows.get(source, 0) + n
 
     def take(self) -> dict[str, float]:
         """Returns the metrics since the last call: see `Split.metrics`. Raises Error if workers of a DataLoader have read."""
@@ -76,7 +131,7 @@ class Meter(Locked):
                 "begun = time.perf_counter(); batch = next(batches); waited += time.perf_counter() - begun, where batches = iter(loader)"
             )
         with self.lock:
-            self._count_rows()
+            self._collect()
             now = clock()
             interval = now - self._began if self._began is not None else 0.0
             seconds, batches, rows, last = self._seconds, self._batches, self._rows, self.last
@@ -87,8 +142,8 @@ class Meter(Locked):
         unit, size = ("rows", 1) if info["layout"] == "rows" else ("tokens", info["block_size"])
         all_rows = batches * info["batch_size"]
         found[unit] = all_rows * size
-        if self._source is None:
-            rows = {0: all_rows}
+        if all(array["name"] != "source" for array in info["arrays"]):
+            rows = {0: all_rows}  # the only source
         for source, name in _drawn(info):
             found[f"{unit}_{name}"] = rows.get(source, 0) * size
         if last >= 0:

@@ -93,7 +93,7 @@ class Split(Sequence[Batch[Array]]):
         memory = BatchBuffer(self.layouts)
         self.reader.fill(k, memory.buffers)
         batch = memory.batch()
-        self.meter.add(k, begun, memory.buffers)
+        self.meter.add(k, begun, memory)
         return batch
 
     def steps(self, start: SupportsIndex = 0, stop: SupportsIndex | None = None, *, row: SupportsIndex | None = None) -> Steps:
@@ -188,6 +188,7 @@ class StepIterator(Locked):
         self.step: int = self.start
         self.worker, self.workers = 0, 1
         self.shared = Shared()
+        self.counter = split.meter.counter(self)
         self._begun = self._loaded = 0  # values of shared that this process saw last
         self._iterated = -1  # the step at the last call of iter
         self._resumed = -1  # the step of a loaded state, until its loop has ended
@@ -258,6 +259,13 @@ class StepIterator(Locked):
         if k >= self.stop:
             self._resumed = -1
             raise StopIteration
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__getstate__().items() if name != "counter"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.counter = self.split.meter.counter(self)
 
     def __len__(self) -> int:
         """Raises TypeError. Without this method, a DataLoader would not say why it rejects steps made before torch was imported."""
@@ -332,7 +340,7 @@ class Steps(StepIterator, Iterator[tuple[int, Batch[Array]]]):
             self.split.reader.fill(k, memory.buffers)
             self.step += self.workers
             batch = memory.batch()
-            self.split.meter.add(k, begun, memory.buffers)
+            self.counter.add(k, begun, memory)
             return k, batch
         finally:
             lock.release()

@@ -60,7 +60,7 @@ class TorchSteps(StepIterator, Iterator[tuple[int, Tensors]]):
             self.split.reader.fill(k, self.memory.buffers)
             self.step += self.workers
             tensors = self.send()
-            self.split.meter.add(k, begun, self.memory.buffers)
+            self.counter.add(k, begun, self.memory)
             return k, tensors
 
     def send(self) -> Tensors:
@@ -139,7 +139,7 @@ class CudaSteps(TorchSteps):
             for tensor in batch.values():
                 tensor.record_stream(now)  # the other stream allocated the memory
             self.step = k + 1
-            self.split.meter.add(k, begun, buffer.memory.buffers)
+            self.counter.add(k, begun, buffer.memory)
             return k, batch
 
     def prefetch(self, k: int) -> None:

@@ -53,11 +53,12 @@ def compare_counting(name: str, train: batchfs.Split) -> None:
     """Times what Split.metrics adds to a read, and the read without it: by hand, with the package's buffers."""
     memory = BatchBuffer(train.layouts)
     memory.raw[:] = 0
+    counter = train.meter.counter(memory)
 
     def count(first: int) -> None:
         for k in range(first, first + STEPS):
             begun = clock()
-            train.meter.add(k, begun, memory.buffers)
+            counter.add(k, begun, memory)
 
     def read(first: int) -> None:
         for k in range(first, first + STEPS):

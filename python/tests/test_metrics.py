@@ -216,7 +216,7 @@ class TestMetrics(waiting.MountedCase):
 
     def test_many_batches(self) -> None:
         """Rows are counted in parts, and no batch is lost."""
-        with mock.patch.object(_meter, "_HELD", 10 * 2 * B):
+        with mock.patch.object(_meter, "_HELD", 10):
             train = self.m.split("mixed")
             want: Counter[int] = Counter()
             for _, batch in train.steps(0, 47):
@@ -230,6 +230,22 @@ class TestMetrics(waiting.MountedCase):
         next(first)
         next(second)
         self.assertEqual((first.metrics()["batchfs/batches"], second.metrics()["batchfs/batches"]), (2, 0))
+
+    def test_ended_iterators(self) -> None:
+        """Batches of an iterator count after its end, and its counter does not stay in memory."""
+        train = self.m.split("mixed")
+        for k in range(500):
+            next(train.steps(k))
+        self.assertLess(len(train.meter._counters), 5)  # pyright: ignore
+        self.assertEqual(train.metrics()["batchfs/batches"], 500)
+
+    def test_copied_iterator(self) -> None:
+        train = self.m.split("mixed")
+        steps = train.steps(3)
+        next(steps)
+        copied = pickle.loads(pickle.dumps(steps))
+        self.assertEqual(next(copied)[0], 4)
+        self.assertEqual((copied.metrics()["batchfs/batches"], train.metrics()["batchfs/batches"]), (1, 1))
 
     def test_threads(self) -> None:
         train, n = self.m.split("mixed"), 500
@@ -260,14 +276,15 @@ class TestMetrics(waiting.MountedCase):
     def test_fork(self) -> None:
         """A forked process counts what it reads itself, and so does its parent."""
         for train in self.both("mixed"):
-            train.read(0)
-            with train.meter.lock:  # as if another thread were reading
+            steps = train.steps()
+            next(steps)
+            with train.meter.lock, steps.counter.lock:  # as if another thread were reading
                 queue: Any = multiprocessing.get_context("fork").Queue()
-                child = waiting.forked(read_in_child, train, 3, queue)
+                child = waiting.forked(read_in_child, steps, 3, queue)
                 before, after = waiting.take(queue)
                 waiting.join(child)
             self.assertEqual(before, keys(wait_seconds=0, wait_fraction=0, batches=0, tokens=0, tokens_web=0, tokens_math=0))
-            self.assertEqual(after["batchfs/batches"], 3)
+            self.assertEqual(after["batchfs/batches"], 6)
             self.assertEqual(train.metrics()["batchfs/batches"], 1)
 
     def test_spawn(self) -> None:
@@ -276,11 +293,11 @@ class TestMetrics(waiting.MountedCase):
             train.read(0)
             context: Any = multiprocessing.get_context("spawn")
             queue = context.Queue()
-            child = context.Process(target=read_in_child, args=(train, 2, queue), daemon=True)
+            child = context.Process(target=read_in_child, args=(train.steps(), 2, queue), daemon=True)
             child.start()
             before, after = waiting.take(queue)
             waiting.join(child)
-            self.assertEqual((before["batchfs/batches"], after["batchfs/batches"]), (0, 2))
+            self.assertEqual((before["batchfs/batches"], after["batchfs/batches"]), (0, 4))
             self.assertEqual(pickle.loads(pickle.dumps(train)).metrics()["batchfs/batches"], 0)
             self.assertEqual(train.metrics()["batchfs/batches"], 1)
 
@@ -318,11 +335,13 @@ def settings_of(info: dict[str, Any]) -> dict[str, Any]:
     return {key: info[key] for key in ("world", "local_world", "shuffle_block") if info.get(key)}
 
 
-def read_in_child(train: batchfs.Split, n: int, queue: Any) -> None:
-    before = train.metrics()
+def read_in_child(steps: Any, n: int, queue: Any) -> None:
+    """Reads n batches in each way."""
+    before = steps.metrics()
     for k in range(n):
-        train.read(k)
-    queue.put((before, train.metrics()))
+        next(steps)
+        steps.split.read(k)
+    queue.put((before, steps.metrics()))
 
 
 if __name__ == "__main__":
