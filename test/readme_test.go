@@ -146,7 +146,7 @@ var manyProcesses = regexp.MustCompile(`--nproc-per-node [48] examples/`)
 var trainsOnCPU = regexp.MustCompile(`torchrun |torch\.load\("checkpoint`)
 
 // replacePrograms makes what the pages run in a clone: a stand-in for a download from the Hub,
-// which has the same layout, and for torchrun the one of the tests' Python and a smaller model.
+// which has the same layout, and for torchrun clients/torchrun.py and a smaller model.
 func replacePrograms(t *testing.T, dir string) {
 	t.Helper()
 	script := func(name, commands string) {
@@ -159,7 +159,7 @@ cp `+download+` fineweb-edu/sample/10BT/000_00000.parquet
 echo 1 >fineweb-edu/.cache/huggingface/download/sample/10BT/000_00000.parquet.metadata
 echo '*' >fineweb-edu/.cache/huggingface/.gitignore
 `)
-	script("torchrun", "exec "+e2e.Python+` -m torch.distributed.run "$@"`+"\n")
+	script("torchrun", "exec "+e2e.Python+" "+e2e.Must(filepath.Abs("clients/torchrun.py"))(t)+` "$@"`+"\n")
 	e2e.NoError(t, os.Mkdir(filepath.Join(dir, "examples"), 0o755))
 	recipe := strings.NewReplacer("24 // world", "4 // world", "block_size=64", "block_size=8", "V, 64", "V, 16", "64, V", "16, V").Replace(e2e.ReadPage(t, "examples/train_torchrun.py"))
 	e2e.Write(t, filepath.Join(dir, "examples/train_torchrun.py"), recipe)
