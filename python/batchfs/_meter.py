@@ -14,18 +14,22 @@ from ._errors import Error
 from ._lock import Locked
 from ._shared import Shared, worker_info
 
-_HELD = 1024  # batches whose arrays "source" are held before their rows are counted
+_HELD = 1 << 16  # bytes of arrays "source" that a counter holds before it counts their rows
 
 
 class Counter(Locked):
     """Counts the batches that its owner reads, an iterator or a meter, and the seconds that this takes.
 
     The owner holds its own lock when it calls `add`: to take another one for each batch would take as long as to count it.
+
+    Attributes:
+        owner: a weak reference to the owner.
     """
 
     def __init__(self, meter: Meter, owner: object) -> None:
         super().__init__()
         self._meter = meter
+        self._held = max(1, _HELD // (2 * meter.batch_size))  # batches
         self.owner = weakref.ref(owner)
         self._reset()
 
@@ -37,7 +41,7 @@ class Counter(Locked):
 
     def add(self, k: int, begun: float, memory: BatchBuffer) -> None:
         """Counts batch k, whose reading began at a time of the clock and ends now."""
-        if not self._batches % _HELD:
+        if not self._batches % self._held:
             self._meter.begin(begun)
             with self.lock:
                 self._count_rows()
@@ -54,7 +58,7 @@ class Counter(Locked):
         del self._sources[: len(sources)]  # and nothing that the owner has added meanwhile
 
     def take(self) -> tuple[float, int, dict[int, int]]:
-        """Returns the seconds, the batches and the rows by source since the last call. Any thread may call it."""
+        """Returns the seconds, the batches and the rows by source since the last call. The caller holds the meter's lock."""
         with self.lock:
             self._count_rows()
             rows, self._rows = self._rows, {}
@@ -73,6 +77,7 @@ class Meter(Locked):
     A copy in another process begins at 0.
 
     Attributes:
+        batch_size: the rows of a batch.
         last: the number of the batch that was read last, or -1.
     """
 
@@ -80,6 +85,7 @@ class Meter(Locked):
         super().__init__()
         self._info = info
         self._shared = shared or Shared()
+        self.batch_size: int = info["batch_size"]
         self._own = Counter(self, self)
         self._counters: list[Counter] = [self._own]
         # When take was called last or, until then, when the first read began.
@@ -88,7 +94,7 @@ class Meter(Locked):
         self._reset()
 
     def _reset(self) -> None:
-        # What the counters have counted that take has not returned.
+        # What the counters have counted that take has not returned yet.
         self._seconds, self._batches = 0.0, 0
         self._rows: dict[int, int] = {}
 
@@ -96,7 +102,7 @@ class Meter(Locked):
         """Returns a counter for batches of the split that owner reads."""
         counter = Counter(self, owner)
         with self.lock:
-            self._collect()
+            self._collect()  # drops counters, of which a loop may need many
             self._counters.append(counter)
         return counter
 
@@ -106,7 +112,7 @@ class Meter(Locked):
             self._own.add(k, begun, memory)
 
     def begin(self, begun: float) -> None:
-        """Is called before a counter counts its first batch, whose reading began at a time of the clock, and now and then."""
+        """Is called with the time when a read began, for at least the first of each counter."""
         if self._began is None:
             self._began = begun
         if worker_info() is not None:
@@ -135,15 +141,17 @@ class Meter(Locked):
             now = clock()
             interval = now - self._began if self._began is not None else 0.0
             seconds, batches, rows, last = self._seconds, self._batches, self._rows, self.last
-            self._began = now if self._began is not None else None
+            if self._began is not None:
+                self._began = now
             self._reset()
         info = self._info
+        if any(array["name"] == "source" for array in info["arrays"]):
+            batches = sum(rows.values()) // self.batch_size  # another thread may have counted only one of the two yet
+        else:
+            rows = {0: batches * self.batch_size}
         found: dict[str, float] = {"wait_seconds": seconds, "wait_fraction": seconds / interval if interval else 0.0, "batches": batches}
         unit, size = ("rows", 1) if info["layout"] == "rows" else ("tokens", info["block_size"])
-        all_rows = batches * info["batch_size"]
-        found[unit] = all_rows * size
-        if all(array["name"] != "source" for array in info["arrays"]):
-            rows = {0: all_rows}  # the only source
+        found[unit] = batches * self.batch_size * size
         for source, name in _drawn(info):
             found[f"{unit}_{name}"] = rows.get(source, 0) * size
         if last >= 0:

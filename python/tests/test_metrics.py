@@ -216,7 +216,7 @@ class TestMetrics(waiting.MountedCase):
 
     def test_many_batches(self) -> None:
         """Rows are counted in parts, and no batch is lost."""
-        with mock.patch.object(_meter, "_HELD", 10):
+        with mock.patch.object(_meter, "_HELD", 10 * 2 * B):
             train = self.m.split("mixed")
             want: Counter[int] = Counter()
             for _, batch in train.steps(0, 47):
@@ -263,7 +263,8 @@ class TestMetrics(waiting.MountedCase):
             for thread in threads:
                 thread.start()
             while any(thread.is_alive() for thread in threads):
-                taken.append(train.metrics())
+                taken.append(got := train.metrics())
+                self.assertEqual(got["batchfs/tokens"], got["batchfs/tokens_web"] + got["batchfs/tokens_math"])
             for thread in threads:
                 waiting.join(thread)
         finally:
