@@ -46,7 +46,8 @@ from ._errors import ArgumentError, Error, MountError, ReadError
 from ._finish import finish
 from ._pipe import Piped
 from ._mount import Mount, mount, open, split
-from ._split import Split, Steps
+from ._split import Split
+from ._steps import Steps
 from ._tokenizer import save_tokenizer
 from ._writer import Writer
 

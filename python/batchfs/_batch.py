@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 import operator
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-
-from ._errors import ReadError
 
 Array: TypeAlias = npt.NDArray[Any]
 A = TypeVar("A")
@@ -126,23 +123,3 @@ class BufferPool:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return BufferPool, (self._layouts,)
-
-
-def read_rest(read: Callable[[list[memoryview], int], int], buffers: list[memoryview], done: int, size: int) -> None:
-    """Fills the rest of buffers, which have size bytes in total and done of them already, with read(buffers, done).
-
-    read returns the number of bytes that it read.
-
-    Raises:
-        ReadError: the batch ends early.
-    """
-    rest = [*buffers]
-    last = done
-    while done < size:
-        if last == 0:
-            raise ReadError(f"a batch of {size} bytes ended after {done}")
-        while last >= len(rest[0]):
-            last -= len(rest.pop(0))
-        rest[0] = rest[0][last:]
-        last = read(rest, done)
-        done += last

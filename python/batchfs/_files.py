@@ -9,9 +9,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ._batch import layouts, read_rest
+from ._batch import layouts
 from ._errors import Error, ReadError
 from ._program import Report, run
+from ._read import read_rest
 from ._state import differences, parse_info
 
 _DESCRIBE_LIMIT = 10.0  # seconds

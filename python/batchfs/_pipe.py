@@ -9,11 +9,12 @@ import subprocess
 import weakref
 from typing import IO, TYPE_CHECKING, Any, SupportsIndex
 
-from ._batch import HEADER, layouts, read_rest
+from ._batch import HEADER, layouts
 from ._errors import MountError, ReadError
 from ._lock import Locked
 from ._program import Process, run
 from ._ranks import resolve_split
+from ._read import read_rest
 from ._settings import Setting
 from ._split import Split
 from ._state import parse_info

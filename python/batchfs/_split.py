@@ -1,31 +1,26 @@
-"""A split of batches: a sequence, its steps in order, and their state."""
+"""A split of batches: a sequence."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeVar, overload
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, overload
 
-from ._batch import Array, Batch, BatchBuffer, BufferPool, layouts
-from ._errors import ArgumentError, Error, ReadError
-from ._lock import Locked
+from ._batch import Array, Batch, BatchBuffer, layouts
+from ._errors import ArgumentError, ReadError
 from ._meter import Meter, clock
 from ._settings import integer
-from ._shared import Shared, worker_info
-from ._state import MAX_BATCHES, state_at, step_of
+from ._state import MAX_BATCHES
+from ._steps import Steps
 
 if TYPE_CHECKING:
     import torch
 
     from ._torch import TorchSteps
 
-S = TypeVar("S", bound="StepIterator")
-
 
 class Reader(Protocol):
-    """A source of batches. It can be pickled, and used after a fork."""
+    """A source of batches: `FileReader` or `PipeReader`. It can be pickled, and used after a fork."""
 
     def fill(self, k: int, buffers: list[memoryview]) -> None:
         """Reads batch k into `BatchBuffer.buffers`. Raises ReadError."""
@@ -166,181 +161,3 @@ class Split(Sequence[Batch[Array]]):
 
     def __repr__(self) -> str:
         return f"<batchfs split {self.info['sequence']}, {len(self)} batches an epoch>"
-
-
-class StepIterator(Locked):
-    """The base class of iterators over the steps of a split: their position and its state.
-
-    Threads may share an iterator: its lock gives each number, in order, to one of them.
-
-    Each loop continues where the previous one stopped. After the last step of a range, the next loop begins at the start again. The
-    workers of a DataLoader read ahead, so their loops always begin at the start, except the first one and one after a loaded state.
-
-    ``state_dict()`` returns plain ints and strings, the same on all ranks: "step", the number of the next batch; "row", the global
-    number of its first row on rank 0; and everything that decides which rows follow, such as "seed" and "fingerprint".
-    """
-
-    def __init__(self, split: Split, start: SupportsIndex, stop: SupportsIndex | None) -> None:
-        super().__init__()
-        self.split = split
-        self.start: int = integer("start", start, 0, MAX_BATCHES)
-        self.stop = MAX_BATCHES if stop is None else integer("stop", stop, 0, MAX_BATCHES)
-        self.step: int = self.start
-        self.worker, self.workers = 0, 1
-        self.shared = Shared()
-        self.counter = split.meter.counter(self)
-        self._begun = self._loaded = 0  # values of shared that this process saw last
-        self._iterated = -1  # the step at the last call of iter
-        self._resumed = -1  # the step of a loaded state, until its loop has ended
-        self._loops = 0  # the number of loops that this worker has begun
-        self._is_again = False  # whether the loop of this worker begins at the start again
-        self._limit = self.stop  # is 0 until a worker's loop returns its first batch
-        if torch := sys.modules.get("torch"):
-            torch.utils.data.IterableDataset.register(StepIterator)  # DataLoader calls isinstance
-
-    def __iter__(self: S) -> S:
-        """Returns the iterator itself. In one of n workers of PyTorch's DataLoader, it then returns every n-th batch."""
-        worker = worker_info()
-        with self.lock:
-            if worker is None:
-                self.worker, self.workers = 0, 1
-                self._begun = self.shared.numbers.begun
-            else:
-                self._begin_in(worker)
-            if self._is_again or (self.step >= self.stop and self.step != self._resumed):
-                self.step = self.start
-            self._iterated = self.step
-        return self
-
-    def _begin_in(self, worker: Any) -> None:
-        """Begins a loop in a worker."""
-        from multiprocessing import current_process  # only programs with workers need it
-
-        self.worker, self.workers = worker.id, worker.num_workers
-        shared = self.shared.numbers
-        if self._loaded != shared.loaded:  # while this worker was running
-            self.step = self._resumed = shared.step
-            self._loaded = shared.loaded
-        # The workers of one loop need a number that other loops do not have, and PyTorch provides
-        # none. Their process numbers are consecutive, so each can compute that of worker 0.
-        self._loops += 1
-        first = current_process()._identity[-1] - worker.id  # pyright: ignore
-        loop = first << 32 | self._loops
-        shared.loop = shared.loop or loop
-        self._is_again = shared.loop != loop
-        self._limit = 0
-        shared.begun += 1
-
-    def _at_limit(self, k: int) -> None:
-        """Raises StopIteration at the end of the range.
-
-        A worker also calls it before the first batch of each loop. If that loop begins at the start again although the previous one did
-        not end, this method warns or raises Error. `__iter__` cannot, because a StatefulDataLoader loads a state after calling it.
-        """
-        shared = self.shared.numbers
-        if self._is_again and self._limit != self.stop:
-            if self.stop == MAX_BATCHES:
-                raise Error(
-                    f"steps({self.start}) has no end, and with workers of a DataLoader, another loop begins again at batch {self.start}, which repeats "
-                    f"batches: keep one iterator, batches = iter(loader); or pass a range, such as steps({self.start}, {self.start + 1000}); or use torchdata's "
-                    "StatefulDataLoader and call loader.load_state_dict(loader.state_dict()) before the next loop"
-                )
-            if self.worker == 0 and shared.is_reading and not shared.has_warned:
-                shared.has_warned = 1
-                warnings.warn(
-                    f"a loop over steps({self.start}, {self.stop}) did not end, and the next one begins again at batch {self.start}, because the workers of "
-                    "a DataLoader read ahead; to continue instead, use torchdata's StatefulDataLoader and call "
-                    "loader.load_state_dict(loader.state_dict()) before the next loop",
-                    RuntimeWarning,
-                )
-        self._limit = self.stop
-        if self.worker == 0:
-            shared.is_reading = k < self.stop
-        if k >= self.stop:
-            self._resumed = -1
-            raise StopIteration
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in super().__getstate__().items() if name != "counter"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self.counter = self.split.meter.counter(self)
-
-    def __len__(self) -> int:
-        """Raises TypeError. Without this method, a DataLoader would not say why it rejects steps made before torch was imported."""
-        raise TypeError("steps have no length; to pass them to a DataLoader, import torch before you call steps()")
-
-    def __bool__(self) -> bool:
-        return True
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the state to save. The batch that was returned last counts as completed.
-
-        Raises:
-            Error: the workers of a DataLoader read the batches, so this process does not know the step.
-        """
-        if self._begun != self.shared.numbers.begun and worker_info() is None:
-            raise Error(
-                "the workers of a DataLoader read these steps, and this process does not know how far they are: use torchdata's StatefulDataLoader "
-                "and save its state_dict(), or save the number of the last batch that the loop got and resume with steps(number + 1)"
-            )
-        if "stages" in self.split.info:
-            # A state can be saved after the mount has ended.
-            with contextlib.suppress(ReadError, OSError):
-                self.split.reader.refresh(self.step)
-        return state_at(self.split.info, self.step)
-
-    def metrics(self) -> dict[str, float]:
-        """Returns `Split.metrics` of the split."""
-        return self.split.metrics()
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continues from a saved state with exactly the rows that follow, on this mount or another mount of the same tokens.
-
-        batch_size, world and rank may differ, except with the torch orders, if a batch begins at the state's row. With shuffle_block,
-        the number of hosts must be the same.
-
-        Raises:
-            ArgumentError: a key of the state is missing or malformed.
-            Error: other rows would follow. The text names the settings that differ.
-        """
-        worker = worker_info()
-        step = step_of(self.split.info, state_dict, worker.num_workers if worker else 0)
-        with self.lock:
-            if worker is None:
-                # A StatefulDataLoader without workers calls iter first. If the state was saved
-                # after a loop had ended, it calls iter once more, and the range begins again.
-                self._resumed = step if self.step != self._iterated else -1
-                self._iterated = -1
-                shared = self.shared.numbers
-                shared.step, shared.loop = step, 0
-                shared.loaded += 1
-                self._begun, self._loaded = shared.begun, shared.loaded
-            self._is_again = False
-            self.step = step
-
-
-class Steps(StepIterator, Iterator[tuple[int, Batch[Array]]]):
-    """An iterator over (step, batch): see `Split.steps`."""
-
-    def __init__(self, split: Split, start: SupportsIndex, stop: SupportsIndex | None) -> None:
-        super().__init__(split, start, stop)
-        self._pool = BufferPool(split.layouts)
-
-    def __next__(self) -> tuple[int, Batch[Array]]:
-        begun = clock()
-        lock = self.lock
-        lock.acquire()  # a with statement takes 0.1 microseconds longer
-        try:
-            k = self.step + self.worker
-            if k >= self._limit:
-                self._at_limit(k)
-            memory = self._pool.memory()
-            self.split.reader.fill(k, memory.buffers)
-            self.step += self.workers
-            batch = memory.batch()
-            self.counter.add(k, begun, memory)
-            return k, batch
-        finally:
-            lock.release()

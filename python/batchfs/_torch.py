@@ -13,7 +13,8 @@ from ._batch import Array, Batch, BatchBuffer, BufferPool, parts, layouts
 from ._errors import Error
 from ._meter import clock
 from ._shared import worker_info
-from ._split import Split, StepIterator
+from ._split import Split
+from ._steps import StepIterator
 
 Tensors = Batch[torch.Tensor]
 S = TypeVar("S", bound="TorchSteps")

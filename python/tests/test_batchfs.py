@@ -31,7 +31,7 @@ HERE = Path(__file__).resolve()
 sys.path.insert(0, str(HERE.parents[1]))
 
 import batchfs
-from batchfs._batch import read_rest
+from batchfs._read import read_rest
 from batchfs._files import FileReader
 from batchfs._program import Report, program, run
 from batchfs._settings import flags

@@ -24,7 +24,7 @@ HERE = Path(__file__).resolve()
 sys.path.insert(0, str(HERE.parents[1]))
 
 import batchfs
-from batchfs import _meter, _split  # pyright: ignore
+from batchfs import _meter, _split, _steps  # pyright: ignore
 from batchfs._program import run
 from tests import waiting
 
@@ -100,7 +100,7 @@ class TestMetrics(waiting.MountedCase):
     def test_seconds(self) -> None:
         """Only reading counts, and only since the last call."""
         clock = Clock()
-        modules = [_meter, _split, *([importlib.import_module("batchfs._torch")] if has_torch else [])]
+        modules = [_meter, _split, _steps, *([importlib.import_module("batchfs._torch")] if has_torch else [])]
         for module in modules:
             patch = mock.patch.object(module, "clock", clock)
             patch.start()
