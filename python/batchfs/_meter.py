@@ -146,7 +146,8 @@ class Meter(Locked):
             self._reset()
         info = self._info
         if any(array["name"] == "source" for array in info["arrays"]):
-            batches = sum(rows.values()) // self.batch_size  # another thread may have counted only one of the two yet
+            # Another thread may have counted a batch and not its rows yet.
+            batches = sum(rows.values()) // self.batch_size
         else:
             rows = {0: batches * self.batch_size}
         found: dict[str, float] = {"wait_seconds": seconds, "wait_fraction": seconds / interval if interval else 0.0, "batches": batches}

@@ -91,9 +91,13 @@ const (
 	minBackoff           = time.Second // delay before the first retry of a failed attempt to reopen
 	maxBackoff           = 16 * time.Second
 	maxReopens           = 10                     // attempts of a request to follow changes
-	patience             = 3 * time.Second        // requests wait this long for an overwritten file
-	patiencePause        = 100 * time.Millisecond // grows with each attempt, beyond patience
 	lastRequestPrecision = 100 * time.Millisecond // resolution of lastRequest
+
+	// Requests wait for the writer of an overwritten file, until patience has passed since the
+	// first attempt that failed because of it. Before its attempt n, a request pauses for
+	// n*patiencePause, so that maxReopens attempts take longer than patience.
+	patience      = 3 * time.Second
+	patiencePause = 100 * time.Millisecond
 )
 
 func newWatcher(d *Dataset, o *Opener, log *slog.Logger, publish func(*Dataset) error) *watcher {
@@ -327,17 +331,23 @@ func (w *watcher) retryOrFail(v *view, wrongFile blob.Blob, err error, attempt i
 	case !isChange:
 		return err
 	case v.overwrittenSince > 0 && (attempt == 0 || clock.Now()-v.overwrittenSince < int64(patience)):
-		select {
-		case <-time.After(max(time.Duration(v.restUntil-clock.Now()), time.Duration(attempt)*patiencePause)):
-			w.awaitPass(cancel)
-		case <-cancel:
-		}
+		w.awaitWriter(v, attempt, cancel)
 	case v.failedChanges[*change], clock.Now() < v.restUntil:
 		return v.err
 	case w.view.Load() == v:
 		w.awaitPass(cancel)
 	}
 	return nil
+}
+
+// awaitWriter waits for a pass after a pause, in which the writer of an overwritten file may close
+// it, or until cancel is closed.
+func (w *watcher) awaitWriter(v *view, attempt int, cancel <-chan struct{}) {
+	select {
+	case <-time.After(max(time.Duration(v.restUntil-clock.Now()), time.Duration(attempt)*patiencePause)):
+		w.awaitPass(cancel)
+	case <-cancel:
+	}
 }
 
 // stalledFor returns how long the current pass or reopening has been waiting for a file, or 0.
