@@ -22,10 +22,7 @@ func (w *encodeWorker) encodeDocument(ch *chunk, in *input, at place, texts []ma
 		addLeftOut(&ch.notes.Empty, 1, at.of(in))
 		return nil
 	}
-	out := &ch.encoded[0]
-	if w.val.has(in, 0, beginning) {
-		out = &ch.encoded[1]
-	}
+	out := ch.split(w.val.has(in, 0, beginning))
 	before := len(out.tokens)
 	w.beginDocument(out)
 	for _, t := range texts {

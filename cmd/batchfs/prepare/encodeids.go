@@ -64,10 +64,7 @@ func (w *encodeWorker) encodeIDs(ch *chunk, in *input, at place, line jsontext.V
 		return nil
 	}
 	w.raw = appendLittleEndian(w.raw[:0], ids, w.encoding.width)
-	out := &ch.encoded[0]
-	if w.val.hasIDs(in, w.raw) {
-		out = &ch.encoded[1]
-	}
+	out := ch.split(w.val.hasIDs(in, w.raw))
 	out.tokens = append(out.tokens, w.raw...)
 	if w.encoding.masked {
 		out.mask = append(out.mask, mask...)

@@ -13,10 +13,7 @@ func (w *encodeWorker) encodeText(ch *chunk, piece *textPiece) error {
 	case bad >= 0:
 		return fmt.Errorf("not valid UTF-8 at byte %d: convert it to UTF-8, or use --invalid replace or skip, or --by byte", piece.start.Offset+int64(bad))
 	}
-	out := &ch.encoded[0]
-	if piece.start.Val {
-		out = &ch.encoded[1]
-	}
+	out := ch.split(piece.start.Val)
 	before := len(out.tokens)
 	if piece.startsDocument {
 		w.beginDocument(out)

@@ -36,7 +36,8 @@ func (w *encodeWorker) encodeChunks(todo <-chan *chunk) {
 func (w *encodeWorker) encodeChunk(ch *chunk) error {
 	w.notes = &ch.notes
 	// Most texts have fewer than three tokens in eight bytes.
-	ch.encoded[0].tokens = slices.Grow(ch.encoded[0].tokens, len(ch.text)*w.encoding.width*3/8)
+	train := &ch.encoded[trainSplit]
+	train.tokens = slices.Grow(train.tokens, len(ch.text)*w.encoding.width*3/8)
 	for i := range ch.pieces {
 		piece := &ch.pieces[i]
 		if piece.leftOut {

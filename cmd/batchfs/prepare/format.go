@@ -19,22 +19,22 @@ type outputFormat struct {
 	header    func(tokens int64, width int) []byte
 	maxTokens int64 // limit of a shard; 0 for none
 
-	// endsFile names the file that records where a shard's documents end, in tokens, as 64-bit
-	// numbers. finish, if not nil, writes one more file, which lastFile names, and each shard ends
+	// endsName names the file that records where a shard's documents end, in tokens, as 64-bit
+	// numbers. finish, if not nil, writes one more file, which extraName names, and each shard ends
 	// with a document.
-	endsFile func(name string) string
-	lastFile func(name string) string
-	finish   func(dir *os.Root, name string, s shardInfo) error
+	endsName  func(name string) string
+	extraName func(name string) string
+	finish    func(dir *os.Root, name string, s shardInfo) error
 }
 
 // files returns the names of all files of a shard that has ended.
 func (f outputFormat) files(s vocabulary.Shard) []string {
 	names := []string{s.Name}
-	if ends := f.endsFile(s.Name); !strings.HasPrefix(ends, ".") {
+	if ends := f.endsName(s.Name); !strings.HasPrefix(ends, ".") {
 		names = append(names, ends)
 	}
-	if f.lastFile != nil {
-		names = append(names, f.lastFile(s.Name))
+	if f.extraName != nil {
+		names = append(names, f.extraName(s.Name))
 	}
 	for _, a := range s.Arrays {
 		names = append(names, a.File)
@@ -52,11 +52,11 @@ type shardInfo struct {
 }
 
 var outputFormats = map[string]outputFormat{
-	"headerless": {extension: ".bin", endsFile: indexName},
-	"llm.c":      {extension: ".bin", endsFile: indexName, header: tokenfile.LLMCHeader, maxTokens: tokenfile.MaxLLMC},
-	"npy":        {extension: ".npy", endsFile: indexName, header: tokenfile.NpyTokensHeader},
-	"megatron":   {extension: ".bin", endsFile: megatronEndsName, lastFile: tokenfile.MegatronIndexOf, finish: writeMegatronIndex},
-	"datatrove":  {extension: ".ds", endsFile: indexName, lastFile: datatroveMetadataName, finish: writeDatatroveMetadata},
+	"headerless": {extension: ".bin", endsName: indexName},
+	"llm.c":      {extension: ".bin", endsName: indexName, header: tokenfile.LLMCHeader, maxTokens: tokenfile.MaxLLMC},
+	"npy":        {extension: ".npy", endsName: indexName, header: tokenfile.NpyTokensHeader},
+	"megatron":   {extension: ".bin", endsName: megatronEndsName, extraName: tokenfile.MegatronIndexOf, finish: writeMegatronIndex},
+	"datatrove":  {extension: ".ds", endsName: indexName, extraName: datatroveMetadataName, finish: writeDatatroveMetadata},
 }
 
 // megatronEndsName names the temporary file from which writeMegatronIndex writes the index.

@@ -12,7 +12,7 @@ const manifestName = vocabulary.FileName
 
 // checkSplits returns an error if the splits are not what the options ask for.
 func (p *plan) checkSplits(made [len(splits)]vocabulary.Split, n *notes) error {
-	switch train, val := made[0], made[1]; {
+	switch train, val := made[trainSplit], made[valSplit]; {
 	case p.settings.ValFiles != "" && (train.Tokens == 0 || val.Tokens == 0):
 		return fmt.Errorf("--val-files %s: leaves %d tokens for train and %d for val: use another pattern", p.settings.ValFiles, train.Tokens, val.Tokens)
 	case train.Documents+val.Documents == 0:
@@ -30,7 +30,7 @@ func (p *plan) checkSplits(made [len(splits)]vocabulary.Split, n *notes) error {
 			"add documents, or use a %s --val, or --val 0 for no val",
 			p.settings.Val, train.Documents+val.Documents, train.Tokens, val.Tokens, change)
 	}
-	return p.encoding.checkMask(n, maskOnes(made[0]))
+	return p.encoding.checkMask(n, maskOnes(made[trainSplit]))
 }
 
 // manifest returns the content of vocab.json for these splits. eotAt is the position of the
@@ -52,7 +52,7 @@ func (p *plan) manifest(made [len(splits)]vocabulary.Split, eotAt string, n *not
 	if p.encoding.eot >= 0 {
 		eot := uint32(p.encoding.eot)
 		m.EOT = &eot
-		if made[0].EOTInside == 0 && made[1].EOTInside == 0 {
+		if made[trainSplit].EOTInside == 0 && made[valSplit].EOTInside == 0 {
 			m.EOTAt = eotAt
 		}
 	}

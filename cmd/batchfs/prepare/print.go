@@ -147,7 +147,7 @@ func (o *options) printManifest(dir string, m *vocabulary.Manifest) error {
 			o.printLine("%s: the end-of-text token occurs %s inside documents, so only the index says where they end", name, terminal.Plural(n, "time", "times"))
 		}
 	}
-	if train, val := m.Splits[splits[0]], m.Splits[splits[1]]; val.Tokens > train.Tokens {
+	if train, val := m.Splits[splits[trainSplit]], m.Splits[splits[valSplit]]; val.Tokens > train.Tokens {
 		o.printLine("val has more tokens than train, %d and %d; to choose how many, use --val or --val-files", val.Tokens, train.Tokens)
 	}
 	if left := m.LeftOut; left != nil {

@@ -17,8 +17,6 @@ import (
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
-var splits = [...]string{"train", "val"}
-
 // A writer appends encoded chunks to the shards of train and val in a working directory, and saves
 // checkpoints. It belongs to one goroutine.
 type writer struct {
@@ -55,7 +53,7 @@ func newWriter(p *plan, work *workDir, state *checkpoint, progress *progress) *w
 func newUnitWriter(p *plan, dir *os.Root, unit string, progress *progress) *writer {
 	w := newWriter(p, &workDir{dir: dir}, new(checkpoint), progress)
 	w.canResume, w.texts = false, sha256.New()
-	w.shards[0].options.unit = unit
+	w.shards[trainSplit].options.unit = unit
 	return w
 }
 
@@ -77,7 +75,7 @@ func (w *writer) write(ch *chunk) error {
 		}
 		due = due || ended
 	}
-	w.tokens += ch.tokens(w.shards[0].options.width)
+	w.tokens += ch.tokens(w.shards[trainSplit].options.width)
 	w.progress.advanceTo(ch.end)
 	w.progress.Describe(fmt.Sprintf("encoding, %.2f million tokens/s", float64(w.tokens)/1e6/time.Since(w.began).Seconds()))
 	if !due {
@@ -163,8 +161,17 @@ type splitWriter struct {
 	options *outputOptions
 	name    string
 	state   splitState
-	files   [4]*os.File // tokens, ends of documents, mask and ids of the shard; nil if absent
+	files   [numFiles]*os.File // of the current shard; nil if absent
 }
+
+// Indexes of the files of a shard.
+const (
+	tokensFile = iota
+	endsFile   // ends of documents
+	maskFile
+	idsFile
+	numFiles
+)
 
 type splitState struct {
 	Shards    []vocabulary.Shard `json:"shards"`
@@ -200,18 +207,23 @@ func maskPath(path string) string { return path[:len(path)-len(filepath.Ext(path
 // openShard opens the files of the current shard if necessary, and truncates them to their sizes in
 // the checkpoint.
 func (s *splitWriter) openShard() error {
-	if s.files[0] != nil {
+	if s.files[tokensFile] != nil {
 		return nil
 	}
-	names := [4]string{s.shardName()}
-	names[1] = s.options.format.endsFile(names[0])
+	name := s.shardName()
+	names := [numFiles]string{tokensFile: name, endsFile: s.options.format.endsName(name)}
 	if s.options.masked {
-		names[2] = maskPath(names[0])
+		names[maskFile] = maskPath(name)
 	}
 	if s.options.hasIDs {
-		names[3] = names[0] + idsSuffix
+		names[idsFile] = name + idsSuffix
 	}
-	sizes := [4]int64{int64(len(s.shardHeader())) + s.state.Tokens*int64(s.options.width), 8 * s.state.Documents, s.state.Tokens, s.state.IDBytes}
+	sizes := [numFiles]int64{
+		tokensFile: int64(len(s.shardHeader())) + s.state.Tokens*int64(s.options.width),
+		endsFile:   8 * s.state.Documents,
+		maskFile:   s.state.Tokens,
+		idsFile:    s.state.IDBytes,
+	}
 	for i, name := range names {
 		if name == "" {
 			continue
@@ -221,21 +233,28 @@ func (s *splitWriter) openShard() error {
 			return err
 		}
 		s.files[i] = f
-		size, err := f.Seek(0, io.SeekEnd)
-		if err == nil && s.state.Tokens > 0 && size < sizes[i] {
-			err = fmt.Errorf("%s: has %d bytes, but had %d: restore the file, or remove %s to start over", f.Name(), size, sizes[i], s.options.dir.Name())
-		}
-		if err == nil {
-			err = f.Truncate(sizes[i])
-		}
-		if err == nil {
-			_, err = f.Seek(sizes[i], io.SeekStart)
-		}
-		if err != nil {
+		if err := s.truncate(f, sizes[i]); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// truncate truncates a file of the current shard to its size in the checkpoint, and seeks to its
+// end.
+func (s *splitWriter) truncate(f *os.File, size int64) error {
+	found, err := f.Seek(0, io.SeekEnd)
+	switch {
+	case err != nil:
+		return err
+	case s.state.Tokens > 0 && found < size:
+		return fmt.Errorf("%s: has %d bytes, but had %d: restore the file, or remove %s to start over", f.Name(), found, size, s.options.dir.Name())
+	}
+	if err := f.Truncate(size); err != nil {
+		return err
+	}
+	_, err = f.Seek(size, io.SeekStart)
+	return err
 }
 
 func (s *splitWriter) shardHeader() []byte {
@@ -251,19 +270,8 @@ func (s *splitWriter) write(e encodedTokens) (ended bool, err error) {
 	// The last piece of a document may have no tokens. A new shard needs no end for it, because
 	// endShard has ended the document in the last one.
 	for len(e.tokens) > 0 || len(e.ends) > 0 && s.state.Tokens > 0 {
-		all := int64(len(e.tokens) / s.options.width)
-		n, full := all, false
-		if room := s.options.maxTokens - s.state.Tokens; s.options.maxTokens > 0 {
-			if !s.options.wholeDocuments {
-				n, full = min(all, room), room <= all
-			} else if i := slices.IndexFunc(e.ends, func(end int64) bool { return end >= room }); i >= 0 {
-				n, full = e.ends[i], true
-			}
-		}
-		documents := len(e.ends)
-		if n < all {
-			documents, _ = slices.BinarySearch(e.ends, n+1)
-		}
+		n, full := s.fit(e)
+		documents, _ := slices.BinarySearch(e.ends, n+1)
 		if s.options.format.maxTokens > 0 && s.state.Tokens+n > s.options.format.maxTokens {
 			return false, fmt.Errorf("%s: the format cannot hold more than %d tokens in a shard: use %s", s.shardName(), s.options.format.maxTokens, s.options.smallerShards())
 		}
@@ -289,19 +297,34 @@ func (s *splitWriter) write(e encodedTokens) (ended bool, err error) {
 	return ended, nil
 }
 
+// fit returns how many of the tokens go into the current shard, and whether they fill it.
+func (s *splitWriter) fit(e encodedTokens) (n int64, full bool) {
+	all, room := int64(len(e.tokens)/s.options.width), s.options.maxTokens-s.state.Tokens
+	switch {
+	case s.options.maxTokens == 0:
+		return all, false
+	case !s.options.wholeDocuments:
+		return min(all, room), room <= all
+	}
+	i := slices.IndexFunc(e.ends, func(end int64) bool { return end >= room })
+	if i < 0 {
+		return all, false
+	}
+	return e.ends[i], true
+}
+
 // appendToShard appends the first n tokens, in which the given number of documents end, to the
 // current shard.
 func (s *splitWriter) appendToShard(e encodedTokens, n int64, documents int) error {
 	if err := s.openShard(); err != nil {
 		return err
 	}
-	var ends []byte
+	parts := [numFiles][]byte{tokensFile: e.tokens[:n*int64(s.options.width)], idsFile: e.ids[:lenOfLines(e.ids, documents)]}
 	for _, end := range e.ends[:documents] {
-		ends = binary.LittleEndian.AppendUint64(ends, uint64(s.state.Tokens+end))
+		parts[endsFile] = binary.LittleEndian.AppendUint64(parts[endsFile], uint64(s.state.Tokens+end))
 	}
-	parts := [...][]byte{e.tokens[:n*int64(s.options.width)], ends, nil, e.ids[:lenOfLines(e.ids, documents)]}
 	if s.options.masked {
-		parts[2] = e.mask[:n]
+		parts[maskFile] = e.mask[:n]
 	}
 	for i, raw := range parts {
 		if s.files[i] == nil {
@@ -313,8 +336,8 @@ func (s *splitWriter) appendToShard(e encodedTokens, n int64, documents int) err
 	}
 	s.state.Tokens += n
 	s.state.Documents += int64(documents)
-	s.state.MaskOnes += int64(bytes.Count(parts[2], []byte{1}))
-	s.state.IDBytes += int64(len(parts[3]))
+	s.state.MaskOnes += int64(bytes.Count(parts[maskFile], []byte{1}))
+	s.state.IDBytes += int64(len(parts[idsFile]))
 	return nil
 }
 
@@ -347,7 +370,7 @@ func (s *splitWriter) endShard() error {
 	if err := s.openShard(); err != nil {
 		return err
 	}
-	if _, err := s.files[0].WriteAt(s.shardHeader(), 0); err != nil {
+	if _, err := s.files[tokensFile].WriteAt(s.shardHeader(), 0); err != nil {
 		return err
 	}
 	if err := cmp.Or(s.endLastDocument(), s.sync()); err != nil {
@@ -360,8 +383,8 @@ func (s *splitWriter) endShard() error {
 		}
 	}
 	hash := sha256.New()
-	if _, err := io.Copy(hash, io.NewSectionReader(s.files[0], 0, 1<<62)); err != nil {
-		return fmt.Errorf("%s: %w", s.files[0].Name(), err)
+	if _, err := io.Copy(hash, io.NewSectionReader(s.files[tokensFile], 0, 1<<62)); err != nil {
+		return fmt.Errorf("%s: %w", s.files[tokensFile].Name(), err)
 	}
 	s.closeFiles()
 	done := vocabulary.Shard{Name: name, Tokens: s.state.Tokens, Documents: s.state.Documents, SHA256: fmt.Sprintf("%x", hash.Sum(nil))}
@@ -391,14 +414,14 @@ func (s *splitWriter) total() vocabulary.Split {
 func (s *splitWriter) endLastDocument() error {
 	var last [8]byte
 	if s.state.Documents > 0 {
-		if _, err := s.files[1].ReadAt(last[:], 8*(s.state.Documents-1)); err != nil {
+		if _, err := s.files[endsFile].ReadAt(last[:], 8*(s.state.Documents-1)); err != nil {
 			return err
 		}
 	}
 	if binary.LittleEndian.Uint64(last[:]) == uint64(s.state.Tokens) {
 		return nil
 	}
-	_, err := s.files[1].WriteAt(binary.LittleEndian.AppendUint64(nil, uint64(s.state.Tokens)), 8*s.state.Documents)
+	_, err := s.files[endsFile].WriteAt(binary.LittleEndian.AppendUint64(nil, uint64(s.state.Tokens)), 8*s.state.Documents)
 	return err
 }
 
