@@ -71,6 +71,11 @@ func (c *column) leaves() (all []*column) {
 // lines of JSON.
 func (e *encoding) rowsAreTexts() bool { return e.hasOneText() && e.id == nil }
 
+// isJSON reports whether pieces of inputs in a format are lines of JSON, or rows that became JSON.
+func (e *encoding) isJSON(format inputFormat) bool {
+	return format == jsonlFormat || format.hasRows() && !e.rowsAreTexts()
+}
+
 // hasOneText reports whether a single field leads to the text of each line or row.
 func (e *encoding) hasOneText() bool { return !e.ids && !e.masked && !e.fields[0].inList() }
 

@@ -11,9 +11,6 @@ import (
 
 // encodeDocument encodes a document of an input unless it has no text or no tokens.
 func (w *encodeWorker) encodeDocument(ch *chunk, in *input, at place, texts []maskedText) error {
-	if w.visit != nil {
-		return w.visit(at, texts)
-	}
 	var beginning []byte
 	for _, t := range texts {
 		beginning = append(beginning, t.text[:min(len(t.text), valBytes-len(beginning))]...)

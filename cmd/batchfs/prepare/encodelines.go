@@ -66,9 +66,6 @@ func (w *encodeWorker) encodeLine(ch *chunk, in *input, at place, line jsontext.
 		err = encode(ch, in, at, line)
 	}
 	if unusable, ok := errors.AsType[unusableError](err); ok {
-		if w.visit != nil {
-			return err
-		}
 		if w.encoding.skipInvalid {
 			ch.notes.addUnusable(unusable.kind, at.of(in))
 			return nil

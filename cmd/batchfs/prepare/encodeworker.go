@@ -15,8 +15,6 @@ type encodeWorker struct {
 	lineNotes notes  // counts of fieldTexts, whose memory is reused
 	joinNames bool   // whether names of fields that are separated by dots may be one key
 	id        []byte // id of the document in the current line, as JSON
-	// visit, if it is not nil, receives the texts of each document, which is then not encoded.
-	visit func(at place, texts []maskedText) error
 
 	ids, attention, labels []int64 // lists in the current row of ids
 	mask, raw              []byte  // mask and tokens of that row
@@ -46,12 +44,12 @@ func (w *encodeWorker) encodeChunk(ch *chunk) error {
 		}
 		var err error
 		switch format := piece.in.format; {
-		case format == textFormat:
-			err = w.encodeText(ch, piece)
-		case format == jsonlFormat || !w.encoding.rowsAreTexts():
+		case w.encoding.isJSON(format):
 			err = w.encodeLines(ch, piece)
-		default:
+		case format.hasRows():
 			err = w.encodeRow(ch, piece)
+		default:
+			err = w.encodeText(ch, piece)
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", piece.in.name(), err)

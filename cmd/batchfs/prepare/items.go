@@ -130,21 +130,16 @@ func (s *Items) VocabSize() int64 { return s.plan.encoding.tokenizer.Size() }
 // Read calls visit with each item, in order, until it returns an error or ctx ends.
 func (s *Items) Read(ctx context.Context, visit func(Item) error) error {
 	w := newEncodeWorker(s.plan)
-	w.visit = func(at place, texts []maskedText) error {
+	visitTexts := func(at place, texts []maskedText) error {
 		if ctx.Err() != nil {
 			return errInterrupted
 		}
 		return visit(w.itemOf(at, texts))
 	}
-	isText := s.plan.inputs[0].format == textFormat
 	r := newReader(s.plan, "", func(ch *chunk) error {
 		defer ch.recycle()
-		w.notes = &ch.notes
-		if !isText {
-			return w.encodeChunk(ch)
-		}
 		for i := range ch.pieces {
-			if err := w.visitLines(&ch.pieces[i]); err != nil {
+			if err := w.visitItems(&ch.pieces[i], visitTexts); err != nil {
 				return err
 			}
 		}
@@ -154,17 +149,37 @@ func (s *Items) Read(ctx context.Context, visit func(Item) error) error {
 	return r.read(position{})
 }
 
-// visitLines visits the lines of a text that are not blank.
-func (w *encodeWorker) visitLines(piece *textPiece) error {
-	at := place{"line", piece.start.Line}
-	for line := range bytes.Lines(piece.text) {
-		at.number++
-		if len(bytes.TrimSpace(line)) == 0 {
-			continue
+// visitItems calls visit with the texts of each item in a piece: of lines of JSON, of a row, or of
+// the lines of a text that are not blank.
+func (w *encodeWorker) visitItems(piece *textPiece, visit func(at place, texts []maskedText) error) error {
+	visitText := func(at place, text []byte) error {
+		valid, _ := w.encoding.toValidUTF8(text)
+		return visit(at, []maskedText{{text: valid}})
+	}
+	switch format := piece.in.format; {
+	case w.encoding.isJSON(format):
+		for at, line := range piece.jsonLines() {
+			valid, _ := w.encoding.toValidUTF8(line)
+			texts, _, err := w.lineTexts(valid)
+			if err != nil {
+				return fmt.Errorf("%s: %s: %w", piece.in.name(), at, err)
+			}
+			if err := visit(at, texts); err != nil {
+				return err
+			}
 		}
-		valid, _ := w.encoding.toValidUTF8(line)
-		if err := w.visit(at, []maskedText{{text: valid}}); err != nil {
-			return err
+	case format.hasRows():
+		return visitText(place{"row", piece.start.Offset + 1}, piece.text)
+	default:
+		at := place{"line", piece.start.Line}
+		for line := range bytes.Lines(piece.text) {
+			at.number++
+			if len(bytes.TrimSpace(line)) == 0 {
+				continue
+			}
+			if err := visitText(at, line); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

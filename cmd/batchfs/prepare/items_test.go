@@ -62,8 +62,8 @@ func TestItems(t *testing.T) {
 	} {
 		got, _, err := readItems(t, test.file, ItemOptions{By: "byte", As: test.as, Field: test.field})
 		if test.err != "" {
-			if err == nil || !strings.HasPrefix(err.Error(), test.err) {
-				t.Errorf("%s: error %v, want %s", test.file, err, test.err)
+			if err == nil || !strings.HasPrefix(err.Error(), test.err) || strings.Contains(err.Error(), "--invalid") {
+				t.Errorf("%s: error %v, want %s, and no option of prepare alone", test.file, err, test.err)
 			}
 		} else if err != nil || !slices.Equal(got, test.want) {
 			t.Errorf("%s: %q, %v, want %q", test.file, got, err, test.want)
