@@ -370,13 +370,62 @@ func TestOrderOfChanges(t *testing.T) {
 			if len(dirty) > 0 || checkpoints < 4 || len(moved) < 10 || moved[0] != "vocab.json" {
 				t.Errorf("%d checkpoints, moves of %q, not synced: %q; want several checkpoints, vocab.json first, and all synced", checkpoints, moved, slices.Sorted(maps.Keys(dirty)))
 			}
-			for i, name := range moved {
-				stem, rest, _ := strings.Cut(name, ".")
-				if rest == "bin" && slices.ContainsFunc(moved[i+1:], func(later string) bool { return strings.HasPrefix(later, stem+".") }) {
-					t.Errorf("%s was moved before another file of the shard: %q", name, moved)
-				}
+			if err := tokensLast(moved); err != nil {
+				t.Errorf("moved: %v", err)
 			}
 		})
+	}
+}
+
+// tokensLast returns an error unless each token file follows the other files of its shard.
+func tokensLast(names []string) error {
+	for i, name := range names {
+		stem, extension, _ := strings.Cut(name, ".")
+		isTokens := slices.Contains([]string{"bin", "npy", "ds"}, extension)
+		if isTokens && slices.ContainsFunc(names[i+1:], func(later string) bool { return strings.HasPrefix(later, stem+".") }) {
+			return fmt.Errorf("%s comes before another file of the shard: %q", name, names)
+		}
+	}
+	return nil
+}
+
+// In every format, prepare moves a token file after the other files of its shard, and removes an
+// old one before them.
+func TestOrderInEveryFormat(t *testing.T) {
+	t.Parallel()
+	x := newTexts(t, 4)
+	source := t.TempDir()
+	slow := e2e.NewSlowFS(t, source)
+	for format, extra := range map[string]int{"headerless": 0, "llm.c": 0, "npy": 0, "megatron": 0, "datatrove": 1} {
+		for options, more := range map[string]int{"--field c": 0, "--mask p:0,c:1": 1, "--field c --id p": 1, "--mask p:0,c:1 --id p": 2} {
+			args := append(slices.Clone(x.files), "--by", "byte", "--val-files", "val.jsonl", "--format", format)
+			args = append(args, strings.Fields(options)...)
+			dir := filepath.Join(slow.Dir, "data")
+			e2e.NoError(t, write(t, prepare(args), dir))
+			slow.KillAt(t, 0)
+			e2e.NoError(t, write(t, prepare(append(args, "--force")), dir))
+			var removed, moved []string
+			for _, change := range slow.Changes(t) {
+				switch words := strings.Fields(change); {
+				case words[0] == "unlink" && filepath.Dir(words[1]) == "data":
+					removed = append(removed, filepath.Base(words[1]))
+				case words[0] == "rename" && filepath.Dir(words[2]) == "data":
+					moved = append(moved, filepath.Base(words[2]))
+				}
+			}
+			of := fmt.Sprintf("--format %s %s", format, options)
+			if files := 2 * (2 + extra + more); len(removed) != files || len(moved) != 1+files || moved[0] != "vocab.json" {
+				t.Errorf("%s: removed %q and moved %q, want %d files, and vocab.json moved first", of, removed, moved, files)
+			}
+			if err := tokensLast(moved); err != nil {
+				t.Errorf("%s, moved: %v", of, err)
+			}
+			slices.Reverse(removed)
+			if err := tokensLast(removed); err != nil {
+				t.Errorf("%s, removed, last first: %v", of, err)
+			}
+			e2e.NoError(t, os.RemoveAll(filepath.Join(source, "data")))
+		}
 	}
 }
 

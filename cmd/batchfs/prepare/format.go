@@ -45,6 +45,17 @@ func (f outputFormat) files(s vocabulary.Shard) []string {
 	return names
 }
 
+// isTokenFile reports whether the name of a file of a shard is that of its tokens.
+func isTokenFile(name string) bool {
+	_, afterDot, _ := strings.Cut(name, ".")
+	for _, f := range outputFormats {
+		if "."+afterDot == f.extension {
+			return true
+		}
+	}
+	return false
+}
+
 type shardInfo struct {
 	tokens, documents int64
 	width             int

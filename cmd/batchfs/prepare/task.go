@@ -292,7 +292,7 @@ func (j *job) publishUnit(ctx context.Context, s *units.Sidecar, dir string, beg
 	if _, err := j.checkedSidecar(ctx, s.Unit, name); err == nil {
 		return nil
 	}
-	for i := range slices.Backward(s.Files) { // each token file after its index and mask
+	for i := range slices.Backward(s.Files) { // each token file after the others of its shard
 		file := &s.Files[i]
 		var err error
 		if file.State, err = j.out.Publish(ctx, filepath.Join(dir, file.Name), file.Name); err != nil {

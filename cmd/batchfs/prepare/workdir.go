@@ -177,26 +177,39 @@ func (w *workDir) fileNames() ([]string, error) {
 
 // finalNames returns the names of the files to move to DIR, in the order in which they are moved.
 // vocab.json comes first: until all files that it lists are there, no mount accepts any of them.
-// Each token file comes after its index and mask.
+// Token files come last, because a mount accepts them without their indexes.
 func (w *workDir) finalNames() ([]string, error) {
 	names, err := w.createdFiles()
 	names = slices.DeleteFunc(names, func(name string) bool { return strings.HasPrefix(name, ".") })
-	slices.Sort(names)
-	slices.Reverse(names)
+	slices.SortFunc(names, compareMoves)
 	return names, err
 }
 
+// compareMoves compares names in the order in which finalNames returns them.
+func compareMoves(a, b string) int {
+	stage := func(name string) int {
+		switch {
+		case name == manifestName:
+			return 0
+		case isTokenFile(name):
+			return 2
+		}
+		return 1
+	}
+	return cmp.Or(stage(a)-stage(b), strings.Compare(a, b))
+}
+
 // publish moves the files of a complete run to DIR. It first removes the files of an earlier run,
-// each token file before its index, so that no mount combines files of two runs: until the last
-// file is moved, one that vocab.json lists is missing.
+// token files before the others, so that no mount combines files of two runs: until the last file
+// is moved, a token file that vocab.json lists is missing.
 func (w *workDir) publish(s *checkpoint) error {
 	names, err := w.finalNames()
 	if err != nil {
 		return err
 	}
 	replaced := slices.Concat(s.Stale, names)
-	slices.Sort(replaced)
-	for _, name := range replaced {
+	slices.SortFunc(replaced, compareMoves)
+	for _, name := range slices.Backward(replaced) {
 		if name == manifestName {
 			continue
 		}
