@@ -4,6 +4,7 @@ package test
 
 import (
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -168,6 +169,61 @@ func checkTable(t *testing.T, imports map[string][]string) {
 				t.Errorf("%s imports %s, which is not further down in the table in docs/design.md", pkg, other)
 			}
 		}
+	}
+}
+
+// Files in the tables of docs/design.md, and in sentences such as "`name` (file.go)", have what is
+// named beside them.
+func TestFilesOnPages(t *testing.T) {
+	code, isFile := regexp.MustCompile("`([\\w/.]+)`"), regexp.MustCompile(`\w\.(go|py)$`)
+	nameInFile := regexp.MustCompile("`(\\w+)`\\s\\((\\w+\\.go)\\)")
+	// Names without a directory are relative to dir: the first one in the row or paragraph or, if
+	// there is none, before it.
+	dir, inTable, checked := "", false, 0
+	check := func(files []string, names ...string) {
+		var text strings.Builder
+		for _, file := range files {
+			if !strings.Contains(file, "/") {
+				file = path.Join(dir, file)
+			}
+			text.WriteString(e2e.ReadPage(t, file))
+		}
+		for _, name := range names {
+			checked++
+			for word := range strings.SplitSeq(name, ".") {
+				if !regexp.MustCompile(`\b` + word + `\b`).MatchString(text.String()) {
+					t.Errorf("%s is not in %q of %s", name, files, dir)
+				}
+			}
+		}
+	}
+	pages := e2e.ReadPage(t, "docs/design.md") + "\n\n" + e2e.ReadPage(t, "CONTRIBUTING.md")
+	for passage := range strings.SplitSeq(strings.ReplaceAll(pages, "|\n", "|\n\n"), "\n\n") {
+		var files, names []string
+		hasPath := false
+		for _, match := range code.FindAllStringSubmatch(passage, -1) {
+			name := match[1]
+			if isFile.MatchString(name) {
+				files = append(files, name)
+			} else {
+				names = append(names, name)
+			}
+			if strings.Contains(name, "/") && !hasPath {
+				hasPath, dir = true, name
+				if path.Ext(name) != "" {
+					dir = path.Dir(name)
+				}
+			}
+		}
+		for _, match := range nameInFile.FindAllStringSubmatch(passage, -1) {
+			check(match[2:], match[1])
+		}
+		if inTable = strings.HasPrefix(passage, "|") && (inTable || strings.Contains(passage, "| file |")); inTable {
+			check(files, names...)
+		}
+	}
+	if checked < 50 {
+		t.Errorf("%d names were checked, want those of four tables", checked)
 	}
 }
 
