@@ -4,6 +4,23 @@
 // chunks of about 128 KiB. Each [encodeWorker] takes the documents from chunks and encodes them
 // with a [tokenizer]. A [writer] appends the tokens, in the order of the inputs, to the shards of
 // train and val, and regularly saves a [checkpoint], from which an interrupted run continues.
+//
+// The files by role; docs/design.md follows a line of JSON through them:
+//
+//   - the command: prepare.go, print.go, estimate.go (--dry-run)
+//   - the plan: plan.go, ids.go (--ids), count.go (a pass in advance, as for --by char)
+//   - the inputs: find.go, inputs.go, nontext.go, decompress.go, remote.go, part.go
+//   - from reader to writer: pipeline.go, chunk.go, notes.go (what is counted on the way)
+//   - the reader of text and JSON lines: read.go, readtext.go, readlines.go, textbuffer.go
+//   - the reader of rows: readparquet.go, parquetpages.go, readarrow.go, readrows.go, columns.go
+//   - the encoders: encodeworker.go, encodetext.go, encoderows.go, encodelines.go, encodeids.go,
+//     encode.go, val.go, utf8.go, memory.go
+//   - what they find in a line: linetexts.go, field.go, documentid.go, json.go
+//   - the tokenizers: tokenizer.go, specialnames.go
+//   - the writer: write.go, format.go, manifest.go (vocab.json)
+//   - the directories it writes to: workdir.go, checkpoint.go, existing.go (an earlier run)
+//   - plan files and tasks: planfile.go, task.go, finish.go
+//   - the items of batchfs check --against: items.go
 package prepare
 
 import (

@@ -6,6 +6,8 @@ import (
 	"encoding/binary"
 	"maps"
 	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -68,6 +70,19 @@ func decoded(m *vocabulary.Manifest, tokens []uint16) string {
 		b.WriteString(m.Text(int(id)))
 	}
 	return b.String()
+}
+
+// The package comment lists each file once, and no others.
+func TestFilesInPackageComment(t *testing.T) {
+	source, err := os.ReadFile("prepare.go")
+	testfiles.NoError(t, err)
+	comment, _, _ := strings.Cut(string(source), "\npackage ")
+	files, err := filepath.Glob("*.go")
+	testfiles.NoError(t, err)
+	files = slices.DeleteFunc(files, func(name string) bool { return strings.HasSuffix(name, "_test.go") })
+	if listed := slices.Sorted(slices.Values(regexp.MustCompile(`\w+\.go\b`).FindAllString(comment, -1))); !slices.Equal(listed, files) {
+		t.Errorf("the package comment lists %q, want %q", listed, files)
+	}
 }
 
 // checkPrepared checks that the tokens encode text, that they are numbered in the order of its
