@@ -60,7 +60,7 @@ func openIndex(file *File, previous blob.Blob, sum *Fingerprint, o Options) (*In
 		return nil, err
 	}
 	var endsErr error
-	sample, err := sum.add(in.Path, in.Size, in.content, func(off int64, block []byte) {
+	sample, err := sum.add(in.Path, in.Size, in.readSample, func(off int64, block []byte) {
 		endsErr = cmp.Or(endsErr, ends.CheckSorted(in.Path, off, block))
 	})
 	if err = cmp.Or(err, endsErr); err != nil {

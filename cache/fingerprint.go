@@ -9,6 +9,7 @@ import (
 	"hash"
 	"io"
 	"path/filepath"
+	"sync"
 
 	"batchfs/cache/localfile"
 )
@@ -26,6 +27,28 @@ type Fingerprint struct {
 func NewFingerprint(files int) *Fingerprint {
 	// Sample few enough blocks that terabytes open without delay.
 	return &Fingerprint{sum: sha256.New(), blocks: int64(max(2, 64/max(files, 1)))}
+}
+
+// addAll adds n files, in order. It calls add concurrently, with the number of a file and the part
+// of the fingerprint to which add adds that file.
+func (f *Fingerprint) addAll(n int, add func(i int, part *Fingerprint) error) error {
+	for first := 0; first < n; first += maxParallelOpens {
+		count := min(n-first, maxParallelOpens)
+		errs, parts := make([]error, count), make([]*Fingerprint, count)
+		var all sync.WaitGroup
+		for i := range parts {
+			parts[i] = f.part()
+			all.Go(func() { errs[i] = add(first+i, parts[i]) })
+		}
+		all.Wait()
+		for i, part := range parts {
+			if errs[i] != nil {
+				return errs[i]
+			}
+			f.join(part)
+		}
+	}
+	return nil
 }
 
 // part returns an empty fingerprint for one file, which join adds to f later.
@@ -49,16 +72,19 @@ func (f *Fingerprint) join(part *Fingerprint) {
 // floor((size-4096)*i/(n-1)). A file no larger than n blocks is hashed as a whole.
 func (f *Fingerprint) String() string { return hex.EncodeToString(f.sum.(hash.Hash).Sum(nil)[:16]) }
 
+// A sampleReader reads a sample of a file; see [localfile.NewSample].
+type sampleReader func(blocks int64, visit func(off int64, block []byte)) (localfile.Sample, error)
+
 // add adds a file, and calls visit with each sampled block.
-func (f *Fingerprint) add(path string, size int64, content io.ReaderAt, visit func(off int64, block []byte)) (localfile.Sample, error) {
+func (f *Fingerprint) add(path string, size int64, read sampleReader, visit func(off int64, block []byte)) (localfile.Sample, error) {
 	if f.Also != nil {
-		if s, err := f.Also.add(path, size, content, func(int64, []byte) {}); err != nil {
+		if s, err := f.Also.add(path, size, read, func(int64, []byte) {}); err != nil {
 			return s, err
 		}
 	}
 	f.sum.Write(append([]byte(filepath.Base(path)), 0))
 	f.sum.Write(binary.LittleEndian.AppendUint64(nil, uint64(size)))
-	s, err := localfile.NewSample(content, size, f.blocks, func(off int64, block []byte) {
+	s, err := read(f.blocks, func(off int64, block []byte) {
 		f.sum.Write(block)
 		visit(off, block)
 	})

@@ -15,13 +15,14 @@ import (
 func fingerprint(t testing.TB, sources ...[]string) string {
 	t.Helper()
 	files := len(slices.Concat(sources...))
-	apart, joined := NewFingerprint(files), NewFingerprint(files)
+	apart, joined, again := NewFingerprint(files), NewFingerprint(files), NewFingerprint(files)
 	for _, paths := range sources {
 		open(t, paths, Options{DType: array.Uint16, Fingerprint: apart})
 		open(t, paths, Options{DType: array.Uint16, Fingerprint: joined, Join: true})
+		must(t, open(t, paths, Options{DType: array.Uint16}).AddTo(again))
 	}
-	if apart.String() != joined.String() {
-		t.Errorf("fingerprint %s, joined %s", apart, joined)
+	if apart.String() != joined.String() || apart.String() != again.String() {
+		t.Errorf("fingerprint %s, joined %s, added again %s", apart, joined, again)
 	}
 	return apart.String()
 }

@@ -84,46 +84,44 @@ const maxParallelOpens = 32
 // read, is not a regular file, is empty, ends in the middle of an element, is being overwritten or,
 // judging by a sample, does not hold such elements.
 func Open(paths []string, o Options) (*Array, error) {
-	sum := cmp.Or(o.Fingerprint, NewFingerprint(len(paths)))
-	var m Manifest
-	var unleased string
-	for chunk := range slices.Chunk(paths, maxParallelOpens) {
-		files, errs, parts := make([]File, len(chunk)), make([]error, len(chunk)), make([]*Fingerprint, len(chunk))
-		var all sync.WaitGroup
-		for i, path := range chunk {
-			var previous *shard
-			if number := len(m.Files) + i; o.Previous != nil && number < len(o.Previous.shards) {
-				previous = &o.Previous.shards[number]
+	m := Manifest{make([]File, len(paths))}
+	err := cmp.Or(o.Fingerprint, NewFingerprint(len(paths))).addAll(len(paths), func(i int, part *Fingerprint) (err error) {
+		defer func() {
+			// A malformed file must not end the process.
+			if p := recover(); p != nil {
+				err = fmt.Errorf("opening %s panicked: %v", paths[i], p)
 			}
-			parts[i] = sum.part()
-			all.Go(func() {
-				defer func() {
-					// A malformed file must not end the process.
-					if p := recover(); p != nil {
-						errs[i] = fmt.Errorf("opening %s panicked: %v", path, p)
-					}
-				}()
-				files[i], errs[i] = openFile(path, o, previous, parts[i])
-				if o.Opened != nil {
-					o.Opened()
-				}
-			})
+		}()
+		var previous *shard
+		if o.Previous != nil && i < len(o.Previous.shards) {
+			previous = &o.Previous.shards[i]
 		}
-		all.Wait()
-		for i := range chunk {
-			if errs[i] != nil {
-				return nil, errs[i]
-			}
-			sum.join(parts[i])
-			unleased = cmp.Or(unleased, files[i].unleased)
+		m.Files[i], err = openFile(paths[i], o, previous, part)
+		if o.Opened != nil {
+			o.Opened()
 		}
-		m.Files = append(m.Files, files...)
+		return err
+	})
+	if err != nil {
+		return nil, err
 	}
 	a, err := Reopen(m, o)
 	if err == nil {
-		a.unleased = unleased
+		for _, f := range m.Files {
+			a.unleased = cmp.Or(a.unleased, f.unleased)
+		}
 	}
 	return a, err
+}
+
+// AddTo adds the files to a fingerprint, as Open did, without opening them as an array again. It
+// returns a [localfile.ChangedError] if a file is no longer the one that was opened.
+func (a *Array) AddTo(sum *Fingerprint) error {
+	files := slices.Collect(a.Blobs())
+	return sum.addAll(len(files), func(i int, part *Fingerprint) error {
+		_, err := part.add(files[i].Path(), files[i].Stamp().Size, files[i].ReadSample, func(int64, []byte) {})
+		return err
+	})
 }
 
 // openFile finds the elements and the documents of a file, and adds the file to the fingerprint.
@@ -155,7 +153,7 @@ func openFile(path string, o Options, previous *shard, sum *Fingerprint) (file F
 	}
 	// A file that opens may be unreadable: FUSE and network file systems may report an error only
 	// at the first read.
-	sample, err := sum.add(path, in.Size, in.content, inspection.Visit)
+	sample, err := sum.add(path, in.Size, in.readSample, inspection.Visit)
 	if err = cmp.Or(err, inspection.Err(), formatErr); err == nil && tokens && o.BOS != nil {
 		err = in.CheckBOS(found, *o.BOS)
 	}
@@ -211,6 +209,10 @@ func openInput(path string, previous blob.Blob, o Options) (*fileInput, error) {
 		return &sidecar.Input, nil
 	}
 	return in, nil
+}
+
+func (in *fileInput) readSample(blocks int64, visit func(off int64, block []byte)) (localfile.Sample, error) {
+	return localfile.NewSample(in.content, in.Size, blocks, visit)
 }
 
 func (in *fileInput) close() {

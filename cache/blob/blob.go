@@ -9,8 +9,8 @@ import (
 	"batchfs/cache/localfile"
 )
 
-// A Blob is a local file, or an object in a store. If its bytes change after it was opened, Read
-// and Check return a [localfile.ChangedError]. A Blob is safe for concurrent use.
+// A Blob is a local file, or an object in a store. If its bytes change after it was opened, Read,
+// ReadSample and Check return a [localfile.ChangedError]. A Blob is safe for concurrent use.
 type Blob interface {
 	Path() string
 
@@ -26,6 +26,10 @@ type Blob interface {
 	// if the blob changed. A range is visited again if its bytes turn out to be wrong. The ranges
 	// must lie within the blob. Read may change ranges, but does not keep the slice.
 	Read(ranges []localfile.Range, visit func(index int, raw []byte) error) error
+
+	// ReadSample reads a sample of the bytes, whose number of blocks may differ from that of
+	// Sample; see [localfile.NewSample]. It bypasses the cache of blocks.
+	ReadSample(blocks int64, visit func(off int64, block []byte)) (localfile.Sample, error)
 
 	// Check compares the blob with its Stamp, usually without reading it.
 	Check() error

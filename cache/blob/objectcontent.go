@@ -22,15 +22,11 @@ func (r *Remote) openObject(name string) (stamp localfile.Stamp, _ Content, err 
 	if err := r.cache.Check(); err != nil {
 		return stamp, nil, err
 	}
-	c := &objectContent{client: client, object: o}
-	c.head = sync.OnceValues(func() ([]byte, error) {
-		head := make([]byte, min(headBytes, o.Size))
-		return head, c.fetch(head, 0)
-	})
-	return localfile.Stamp{Size: o.Size, Sec: modified.Unix(), ETag: o.ETag}, c, nil
+	return localfile.Stamp{Size: o.Size, Sec: modified.Unix(), ETag: o.ETag}, newObjectContent(client, o), nil
 }
 
-// An objectContent is the content of an object that is being opened. It bypasses the cache.
+// An objectContent is the content of an object that is being opened or sampled. It bypasses the
+// cache.
 type objectContent struct {
 	client *store.Client
 	object store.Object
@@ -40,6 +36,15 @@ type objectContent struct {
 }
 
 const headBytes = 64 << 10
+
+func newObjectContent(client *store.Client, o store.Object) *objectContent {
+	c := &objectContent{client: client, object: o}
+	c.head = sync.OnceValues(func() ([]byte, error) {
+		head := make([]byte, min(headBytes, o.Size))
+		return head, c.fetch(head, 0)
+	})
+	return c
+}
 
 func (c *objectContent) Close() error { return nil }
 

@@ -81,7 +81,17 @@ func (b *StoreBlob) Read(ranges []localfile.Range, visit func(int, []byte) error
 	if changed := b.changed.Load(); changed != nil {
 		return changed
 	}
-	err := b.cached.Read(ranges, visit)
+	return b.recordChange(b.cached.Read(ranges, visit))
+}
+
+func (b *StoreBlob) ReadSample(blocks int64, visit func(off int64, block []byte)) (localfile.Sample, error) {
+	s, err := localfile.NewSample(newObjectContent(b.client, b.cached.Object), b.stamp.Size, blocks, visit)
+	return s, b.recordChange(err)
+}
+
+// recordChange returns the error of a request to the store, as a ChangedError if the store has
+// another object, which it records for Check and Read.
+func (b *StoreBlob) recordChange(err error) error {
 	if !errors.Is(err, store.ErrChanged) {
 		return err
 	}

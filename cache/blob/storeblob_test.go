@@ -1,11 +1,14 @@
 package blob
 
 import (
+	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -73,12 +76,41 @@ func TestRemovedBlocksTakeNoSpace(t *testing.T) {
 	read()
 }
 
+// A sample of an object is read from the store, and never from an object that has replaced it.
+func TestSampleOfAnObject(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "train.bin")
+	must(t, os.WriteFile(path, []byte("0123"), 0o600))
+	must(t, os.Chtimes(path, time.Time{}, time.Unix(1e9, 0)))
+	name := "s3://bucket/" + filepath.Base(path)
+	remote := &Remote{
+		Store:  store.Options{Endpoint: serveFiles(t, filepath.Dir(path)), Anonymous: true, Timeout: time.Minute},
+		Blocks: blocks.Options{BlockBytes: 1 << 16},
+	}
+	stamp, content, err := Open(name, nil, remote)
+	must(t, err)
+	want, err := localfile.NewSample(content, stamp.Size, 7, func(int64, []byte) {})
+	must(t, err)
+	o, err := New([]byte(name), stamp, localfile.Sample{}, localfile.Options{}, remote)
+	must(t, err)
+	if got, err := o.ReadSample(7, func(int64, []byte) {}); err != nil || got != want {
+		t.Errorf("%v, %v; want %v", got, err, want)
+	}
+	must(t, os.WriteFile(path, []byte("4567"), 0o600))
+	_, err = o.ReadSample(7, func(int64, []byte) {})
+	if later := o.Check(); !errors.Is(err, syscall.ESTALE) || !errors.Is(later, syscall.ESTALE) {
+		t.Errorf("of an object that was replaced: %v; checked later: %v", err, later)
+	}
+}
+
 // serveFiles serves the files of a directory as objects of s3://bucket.
 func serveFiles(t testing.TB, dir string) (endpoint string) {
 	t.Helper()
 	server := httptest.NewServer(http.StripPrefix("/bucket", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("ETag", `"1"`)
-		http.ServeFile(w, r, filepath.Join(dir, r.URL.Path))
+		path := filepath.Join(dir, r.URL.Path)
+		if info, err := os.Stat(path); err == nil {
+			w.Header().Set("ETag", fmt.Sprintf(`"%d"`, info.ModTime().UnixNano()))
+		}
+		http.ServeFile(w, r, path)
 	})))
 	t.Cleanup(server.Close)
 	return server.URL

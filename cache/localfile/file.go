@@ -15,8 +15,8 @@ import (
 	"batchfs/cache/counts"
 )
 
-// A File is a regular file, and implements blob.Blob. If its bytes change after it was opened, Read
-// and Check return a ChangedError. A File is safe for concurrent use.
+// A File is a regular file, and implements blob.Blob. If its bytes change after it was opened,
+// Read, ReadSample and Check return a ChangedError. A File is safe for concurrent use.
 type File struct {
 	name   string                // path, and the zero byte that system calls need
 	stamp  atomic.Pointer[Stamp] // changed by adopt
@@ -112,6 +112,21 @@ func (f *File) Path() string { return f.name[:len(f.name)-1] }
 func (f *File) Stamp() Stamp { return *f.stamp.Load() }
 
 func (f *File) Sample() Sample { return f.sample }
+
+// ReadSample reads a sample, and then checks that the file has not changed; see blob.Blob.
+func (f *File) ReadSample(blocks int64, visit func(off int64, block []byte)) (s Sample, err error) {
+	old := f.Stamp()
+	fd, err := f.open()
+	if err != nil {
+		return s, err
+	}
+	defer unix.Close(fd)
+	s, err = NewSample(descriptor(fd), f.size, blocks, visit)
+	if changed := f.checkUnchanged(fd, old); changed != nil {
+		return s, changed
+	}
+	return s, err
+}
 
 func (f *File) cpath() unsafe.Pointer { return unsafe.Pointer(unsafe.StringData(f.name)) }
 

@@ -3,11 +3,13 @@ package faults
 import (
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"batchfs/test/e2e"
 )
@@ -97,6 +99,60 @@ func TestScheduleOfRowsRead(t *testing.T) {
 		e2e.Run(t, "head", "-c1", m.Path(fmt.Sprintf("train/block_size=%d/batch/0", 40+n)))
 	}
 	refused(2_000_000, "its rows were read with more block sizes than batchfs keeps track of")
+}
+
+// A restart that adds a source keeps the files of the others as they are mounted: it is rejected if
+// one has changed, and ignores one that their globs match since then.
+func TestAddedSourceKeepsFiles(t *testing.T) {
+	t.Parallel()
+	for _, onChange := range []string{"error", "follow"} {
+		dir := t.TempDir()
+		web, config := filepath.Join(dir, "web-0.bin"), filepath.Join(dir, "config.toml")
+		for _, name := range []string{"web-0.bin", "math.bin"} {
+			e2e.WriteTokens(t, filepath.Join(dir, name), 32_001, 2)
+		}
+		old, mounted := e2e.Must(os.ReadFile(web))(t), e2e.Must(os.Stat(web))(t).ModTime()
+		write := func(config, tokens, more string) {
+			t.Helper()
+			e2e.Write(t, config, fmt.Sprintf("[batch]\nbatch_size = 4\nblock_size = 16\n[splits.train]\non_change = %q\n"+
+				"[[splits.train.sources]]\nname = 'web'\ntokens = %q\n[[splits.train.stages]]\nweights = {web = 1}\n", onChange, tokens)+more)
+		}
+		write(config, "web-*.bin", "")
+		m := e2e.Mount(t, "-c", config)
+		batch := ""
+		if onChange == "error" { // with follow, a read would have the mount look for changes
+			batch = e2e.FileDigest(t, m, "train/batch/9")
+		}
+		const added = "[[splits.train.sources]]\nname = 'math'\ntokens = 'math.bin'\n[[splits.train.stages]]\nweights = {math = 1}\nfrom_row = 400\n"
+		write(config, "web-*.bin", added)
+		worker := m.Worker(t)
+		for _, change := range []func(){
+			func() { e2e.NoError(t, os.Chtimes(web, time.Time{}, mounted.Add(time.Hour))) },
+			func() { e2e.ReplaceFile(t, web, append([]byte{1}, old[1:]...)) },
+		} {
+			change()
+			e2e.CheckFails(t, web+" has changed ", e2e.PlainBatchfs, "restart", m.Dir)
+			e2e.Equal(t, "the worker after a restart that was rejected", m.Worker(t), worker)
+		}
+		if onChange == "follow" {
+			e2e.Read(t, "read", m.Path("train/next"))
+			e2e.Equal(t, "changes", m.Info(t, "train").Changes, 1)
+		} else {
+			e2e.ReplaceFile(t, web, old)
+			e2e.NoError(t, os.Chtimes(web, time.Time{}, mounted))
+		}
+		e2e.WriteTokens(t, filepath.Join(dir, "web-1.bin"), 32_001, 2)
+		e2e.Run(t, e2e.PlainBatchfs, "restart", m.Dir)
+		served := filepath.Join(dir, "served.toml")
+		write(served, "web-0.bin", added)
+		got, want := m.Info(t, "train"), e2e.JSON[e2e.Info](t, e2e.PlainBatchfs, "cat", "train", "-c", served, "--format", "info")
+		e2e.Equal(t, "the fingerprint", got.Fingerprint, want.Fingerprint)
+		e2e.Equal(t, "the identity", got.Identity, want.Identity)
+		if onChange == "error" {
+			e2e.Equal(t, "a batch of the source that was mounted", e2e.FileDigest(t, m, "train/batch/9"), batch)
+		}
+		e2e.Equal(t, "a batch of the added source", e2e.FileDigest(t, m, "train/batch/100"), e2e.Digests(t, "train", 100, 1, "-c", served)[0])
+	}
 }
 
 // When every source has used up its max_epochs, reads fail with ENODATA. If the schedule then goes

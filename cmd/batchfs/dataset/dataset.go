@@ -114,45 +114,52 @@ func (o *Opener) OpenSplit(s *config.Split) (*Dataset, error) { return o.open(s,
 // open opens a split. If its files have changed, previous holds the arrays of the old ones;
 // otherwise it is nil. p is nil unless the split is opened for a mount.
 func (o *Opener) open(s *config.Split, previous [][]*cache.Array, p *Progress) (*Dataset, error) {
-	s, f, err := o.openFiles(s, previous, p)
+	s, f, err := o.openFiles(s, nil, previous, p)
 	if err != nil {
 		return nil, err
 	}
 	return o.newDataset(s, f, nil, nil)
 }
 
-// openFiles opens the files of a split, and completes it from vocab.json; see open.
+// openFiles opens the files of a split, and completes it from vocab.json; see open. known has the
+// arrays of the first sources, if they are open already. Of their files, openFiles only reads new
+// samples, because the fingerprint samples less of each file the more there are.
 func (o *Opener) openFiles(
-	s *config.Split, previous [][]*cache.Array, p *Progress,
+	s *config.Split, known, previous [][]*cache.Array, p *Progress,
 ) (_ *config.Split, f openedFiles, err error) {
 	s, specs, h, err := o.resolveArrays(s, previous)
 	if err != nil {
 		return nil, f, err
 	}
-	files, filesOf := 0, make([]int, len(s.VocabSizes()))
+	specs = slices.DeleteFunc(specs, func(spec ArraySpec) bool { return spec.Source < len(known) })
+	filesOf := make([]int, len(s.VocabSizes()))
+	for i, arrays := range known {
+		for _, a := range arrays {
+			filesOf[i] += len(a.Files())
+		}
+	}
 	for _, spec := range specs {
-		files += len(spec.Files)
 		filesOf[spec.Source] += len(spec.Files)
+		if p != nil {
+			p.Total.Add(int64(len(spec.Files)))
+		}
 	}
-	if p != nil {
-		p.Total.Add(int64(files))
-	}
-	fingerprint := cache.NewFingerprint(files)
-	var sources [][]*cache.Array
-	var ofSources []*cache.Fingerprint
-	for _, spec := range specs {
-		if spec.Source == len(sources) {
-			sources = append(sources, nil)
-			if s.Scheduled() {
-				fingerprint.Also = cache.NewFingerprint(filesOf[spec.Source])
-				ofSources = append(ofSources, fingerprint.Also)
+	sums := newFingerprints(s, filesOf)
+	for i, arrays := range known {
+		for _, a := range arrays {
+			if err := a.AddTo(sums.with(i)); err != nil {
+				return nil, f, fmt.Errorf("splits.%s: %w", s.Name, err)
 			}
 		}
+	}
+	sources := make([][]*cache.Array, len(filesOf))
+	copy(sources, known)
+	for _, spec := range specs {
 		var old []*cache.Array
 		if previous != nil {
 			old = previous[spec.Source]
 		}
-		spec.Options.Fingerprint = fingerprint
+		spec.Options.Fingerprint = sums.with(spec.Source)
 		arrays := sources[spec.Source]
 		a, err := openArray(spec, len(arrays), old, p)
 		if spec.Name != "" && h.Arrays != nil {
@@ -168,11 +175,39 @@ func (o *Opener) openFiles(
 		}
 		sources[spec.Source] = append(arrays, a)
 	}
-	f = openedFiles{sources: sources, hint: h, fingerprint: fingerprint.String()}
-	for _, of := range ofSources {
-		f.sourceFingerprints = append(f.sourceFingerprints, of.String())
+	f = openedFiles{sources: sources, hint: h, fingerprint: sums.split.String()}
+	for _, sum := range sums.sources {
+		f.sourceFingerprints = append(f.sourceFingerprints, sum.String())
 	}
 	return s, f, nil
+}
+
+// A fingerprints has the fingerprint of a split and, if it is scheduled, those of its sources.
+type fingerprints struct {
+	split   *cache.Fingerprint
+	sources []*cache.Fingerprint
+}
+
+// newFingerprints returns the empty fingerprints of s. filesOf is the number of files of each
+// source.
+func newFingerprints(s *config.Split, filesOf []int) (f fingerprints) {
+	files := 0
+	for _, n := range filesOf {
+		files += n
+		if s.Scheduled() {
+			f.sources = append(f.sources, cache.NewFingerprint(n))
+		}
+	}
+	f.split = cache.NewFingerprint(files)
+	return f
+}
+
+// with returns the fingerprint to which to add the files of a source, one source after the other.
+func (f *fingerprints) with(source int) *cache.Fingerprint {
+	if f.sources != nil {
+		f.split.Also = f.sources[source]
+	}
+	return f.split
 }
 
 // openArray opens array n of a source. If the files of the split have changed, previous has the

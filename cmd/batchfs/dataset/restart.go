@@ -2,11 +2,14 @@ package dataset
 
 import (
 	"cmp"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 
 	"batchfs/cache/blob"
+	"batchfs/cache/localfile"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/sampler"
 )
@@ -51,7 +54,8 @@ func (s *Snapshot) ForRestart() (*Snapshot, error) {
 }
 
 // changeSchedule applies the schedule of split, whose sources begin with those of the mount, to
-// the snapshot of the split. It opens the files of further sources only.
+// the snapshot of the split. It opens the files of further sources only: the others stay as the
+// mount serves them, even if their globs match other files now.
 func (s *Snapshot) changeSchedule(split, old *config.Split, o *Opener) error {
 	data := s.find(split.Name)
 	was, err := s.open(old, o)
@@ -63,7 +67,7 @@ func (s *Snapshot) changeSchedule(split, old *config.Split, o *Opener) error {
 		changed.Mounted = &was.Sequence.Settings
 	}
 	if len(split.Sources) > len(data.Sources) || split.Scheduled() && data.SourceFingerprints == nil {
-		if err := changed.addSources(split, o); err != nil {
+		if err := changed.addSources(split, was, o); err != nil {
 			return err
 		}
 	}
@@ -79,10 +83,14 @@ func (s *Snapshot) changeSchedule(split, old *config.Split, o *Opener) error {
 	return err
 }
 
-// addSources adds the sources of split that data lacks. It reads samples of all files for the
-// fingerprints, but the other sources stay as they were opened.
-func (data *splitSnapshot) addSources(split *config.Split, o *Opener) error {
-	_, f, err := o.openFiles(split, nil, new(Progress))
+// addSources adds the sources of split that data, the snapshot of was, lacks. It returns an error
+// if a file of the other sources has changed, because the fingerprint covers those, too.
+func (data *splitSnapshot) addSources(split *config.Split, was *Dataset, o *Opener) error {
+	_, f, err := o.openFiles(split, was.sources, nil, new(Progress))
+	if change, ok := errors.AsType[*localfile.ChangedError](err); ok && was.Split.OnChange == "follow" {
+		return fmt.Errorf("splits.%s: %s has changed (%s), and the mount does not serve the new file yet: read a batch of the split, "+
+			"and run batchfs restart again when the log says that the new files are served", split.Name, change.Path, change.How)
+	}
 	if err != nil {
 		return err
 	}
@@ -92,9 +100,15 @@ func (data *splitSnapshot) addSources(split *config.Split, o *Opener) error {
 		data.Sources = append(data.Sources, manifestsOf(arrays))
 	}
 	if f.hint.Arrays != nil {
-		data.Hint.Arrays = slices.Concat(data.Hint.Arrays, f.hint.Arrays[known:])
+		arrays := make([][]config.AlignedArray, known) // vocab.json may be newer than the mount
+		copy(arrays, data.Hint.Arrays)
+		data.Hint.Arrays = append(arrays, f.hint.Arrays[known:]...)
 	}
 	data.Fingerprint, data.SourceFingerprints = f.fingerprint, f.sourceFingerprints
+	if err := data.Hint.apply(split).CheckAligned(); err != nil {
+		return fmt.Errorf("splits.%s: %w, according to vocab.json next to the tokens when they were opened; "+
+			"unmount and mount again to serve other arrays", split.Name, err)
+	}
 	return nil
 }
 

@@ -1,0 +1,164 @@
+package dataset
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"batchfs/cmd/batchfs/internal/testfiles"
+)
+
+// writeSources writes a configuration of a scheduled split with these sources, each of the files
+// that a pattern matches. A source may be added to it.
+func writeSources(t *testing.T, onChange string, patterns ...string) {
+	t.Helper()
+	text := testfiles.Small + fmt.Sprintf("documents = true\nrows = 'packed'\n[splits.train]\non_change = '%s'\n", onChange)
+	for i, pattern := range patterns {
+		text += fmt.Sprintf("[[splits.train.sources]]\nname = 's%d'\ntokens = '%s'\n", i, pattern)
+	}
+	text += "[[splits.train.stages]]\nweights = {s0 = 1}\n"
+	if len(patterns) > 1 {
+		text += "[[splits.train.stages]]\nweights = {s0 = 1, s1 = 1}\nfrom_row = 30\n"
+	}
+	testfiles.Write(t, map[string]string{"config.toml": text})
+}
+
+// mountSource writes token files with indexes, and returns the snapshot of a mount of web-*.bin.
+func mountSource(t *testing.T, onChange string) *Snapshot {
+	t.Helper()
+	t.Chdir(t.TempDir())
+	for _, name := range []string{"web-0.bin", "web-1.bin", "code.bin"} {
+		writeIndexed(t, name)
+	}
+	writeSources(t, onChange, "web-*.bin")
+	return takeSnapshot(t)
+}
+
+// writeIndexed writes a file of which the fingerprint of fewer files covers more blocks, and its
+// index.
+func writeIndexed(t *testing.T, name string) {
+	t.Helper()
+	const count = 70_000
+	testfiles.Positions(t, map[string]int{name: count})
+	var index []byte
+	for end := uint64(7); end <= count; end += 7 {
+		index = binary.LittleEndian.AppendUint64(index, end)
+	}
+	testfiles.Write(t, map[string]string{name + ".index": string(index)})
+}
+
+// A restart that adds a source leaves the others as they are mounted, even if their globs match
+// other files now. The fingerprints are those of the files that are served.
+func TestAddedSource(t *testing.T) {
+	for _, onChange := range []string{"error", "follow"} {
+		s := mountSource(t, onChange)
+		writeSources(t, onChange, "web-?.bin", "code.bin")
+		want := mustOpenConfig(t)[0]
+		writeIndexed(t, "web-2.bin")
+		writeSources(t, onChange, "web-*.bin", "code.bin")
+		raw, err := os.ReadFile("web-1.bin")
+		must(t, err)
+		info, err := os.Stat("web-1.bin")
+		must(t, err)
+		replace(t, "web-1.bin", string(raw)) // with a copy, which counts as the same file
+		must(t, os.Chtimes("web-1.bin", info.ModTime(), info.ModTime()))
+		fresh, err := s.ForRestart()
+		must(t, err)
+		got, err := handOver(t, fresh).OpenPath("train")
+		must(t, err)
+		described := func(d *Dataset) string {
+			return fmt.Sprint(d.Files(), d.fingerprint, d.sourceFingerprints, d.Identity())
+		}
+		if described(got) != described(want) {
+			t.Errorf("%s: the restart serves\n%s\nwant\n%s", onChange, described(got), described(want))
+		}
+		for k := range uint64(20) {
+			if !bytes.Equal(originsOf(got, k), originsOf(want, k)) {
+				t.Errorf("%s: batch %d has other rows", onChange, k)
+			}
+		}
+	}
+}
+
+// A source cannot be added while a file of another source is not the one that is mounted. With
+// follow, it can be when the mount serves the new file.
+func TestSourceIsAddedToUnchangedFiles(t *testing.T) {
+	for file, change := range map[string]func(t *testing.T, file string){
+		"web-0.bin":       func(t *testing.T, file string) { replace(t, file, strings.Repeat("\x07\x00\x00\x00", 70_000)) },
+		"web-1.bin":       func(t *testing.T, file string) { must(t, os.Chtimes(file, time.Time{}, time.Unix(1e9, 0))) },
+		"web-1.bin.index": func(t *testing.T, file string) { must(t, os.Chtimes(file, time.Time{}, time.Unix(1e9, 0))) },
+	} {
+		for onChange, want := range map[string]string{
+			"error":  "%s has changed since it was opened: ",
+			"follow": "%s has changed (",
+		} {
+			s := mountSource(t, onChange)
+			change(t, file)
+			writeSources(t, onChange, "web-*.bin", "code.bin")
+			path, err := filepath.Abs(file)
+			must(t, err)
+			want = "splits.train: " + fmt.Sprintf(want, path)
+			if _, err := s.ForRestart(); err == nil || !strings.HasPrefix(err.Error(), want) {
+				t.Errorf("%s, on_change = %s: %v, want %s", file, onChange, err, want)
+			}
+			if onChange == "error" {
+				continue
+			}
+			mounted := mountedSplitsOf(t, s, (*os.File).Close)[0]
+			mustCheckAll(t, mounted)
+			fresh, err := s.ForRestart()
+			must(t, err)
+			got, err := fresh.OpenPath("train")
+			must(t, err)
+			if now := mustOpenConfig(t)[0]; got.Version != 1 || got.fingerprint != now.fingerprint {
+				t.Errorf("%s: version %d with fingerprint %s, want %s", file, got.Version, got.fingerprint, now.fingerprint)
+			}
+		}
+	}
+}
+
+// The arrays in vocab.json of an added source are served beside those of the others, and must be
+// the same ones.
+func TestArraysOfAnAddedSource(t *testing.T) {
+	const first, added = "[[splits.a.sources]]\nname = 'a'\ntokens = 'sft/a.bin'\n[[splits.a.stages]]\nweights = {a = 1}\n",
+		"[[splits.a.sources]]\nname = 'b'\ntokens = '%s/a.bin'\n[[splits.a.stages]]\nweights = {b = 1}\nfrom_row = 8\n"
+	for _, test := range []struct{ dir, mountedWithout, addedWithout, want string }{
+		{"again", "", "", ""},
+		{"weights", "", "", "source 1 has the arrays [weights at y], source 0 has [mask at y]"},
+		{"again", "sft", "", "source 1 has the arrays [mask at y], source 0 has []"},
+		{"again", "", "sft", "source 1 has the arrays [mask at y], source 0 has []"},
+		{"again", "", "again", "source 1 has the arrays [], source 0 has [mask at y]"},
+		{"again", "", "sft again", "source 1 has the arrays [], source 0 has [mask at y]"},
+	} {
+		writePrepared(t)
+		without := func(dirs, name, other string) {
+			for _, dir := range strings.Fields(dirs) {
+				must(t, os.Rename(dir+"/"+name, dir+"/"+other))
+			}
+		}
+		without(test.mountedWithout, "vocab.json", "moved.json")
+		testfiles.Write(t, map[string]string{"config.toml": two + first})
+		s := takeSnapshot(t)
+		without(test.mountedWithout, "moved.json", "vocab.json")
+		without(test.addedWithout, "vocab.json", "moved.json")
+		testfiles.Write(t, map[string]string{"config.toml": two + first + fmt.Sprintf(added, test.dir)})
+		fresh, err := s.ForRestart()
+		if test.want != "" {
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("%+v: %v", test, err)
+			}
+			continue
+		}
+		must(t, err)
+		got, err := fresh.OpenPath("a")
+		must(t, err)
+		if want := mustOpenConfig(t)[0]; got.Identity() != want.Identity() {
+			t.Errorf("%+v: the identity is %s, want %s", test, got.Identity(), want.Identity())
+		}
+	}
+}
