@@ -94,7 +94,9 @@ func (s *supervisor) processFailed(p *workerProcess, why error) error {
 			s.shared.Crashes.Add(1)
 		}
 		if s.next != nil && s.next.isRestart {
-			s.processFailed(s.next, errors.New("the worker failed during the restart; try again"))
+			s.next.kill()
+			s.next = nil
+			s.failRestart(errors.New("the worker failed during the restart; try again"))
 		}
 		if s.shared.Replies.Load() != s.repliesBefore || time.Since(s.servingSince) > settledAfter {
 			s.attempts, s.failures, s.loggedShortage = 0, 0, false

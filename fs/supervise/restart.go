@@ -4,9 +4,9 @@ import "errors"
 
 // A restart passes through these functions: restart starts a worker that loads the program and the
 // configuration anew. Once it is prepared, switchToNext ends the old worker and promotes the new
-// one, and recordServing ends the restart. If anything goes wrong before switchToNext,
-// rejectRestart leaves the old worker in place; after it, failRestart leaves the old program and
-// snapshot to the next worker.
+// one, and recordServing ends the restart. If the new worker fails before switchToNext,
+// rejectRestart leaves the old one in place. If the new worker fails later, or the old one fails
+// during the restart, failRestart leaves the old program and snapshot to another worker.
 
 // restart starts the worker of a restart. A second request during a restart shares its outcome.
 func (s *supervisor) restart() {
@@ -38,7 +38,7 @@ func (s *supervisor) rejectRestart(err error) {
 	s.endRestart(err.Error())
 }
 
-// failRestart ends a restart whose worker failed before it served, although the old one has left.
+// failRestart ends a restart after which neither the old worker nor the new one is left.
 func (s *supervisor) failRestart(err error) {
 	s.Log.Error("restart rejected: another worker takes over with the old program and configuration", "err", err)
 	s.endRestart(err.Error())

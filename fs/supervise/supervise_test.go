@@ -298,6 +298,29 @@ func TestRestartFailsAfterTheSwitch(t *testing.T) {
 	}
 }
 
+// If the old worker fails during a restart, the new one ends, too, and another one takes over.
+func TestWorkerFailsDuringRestart(t *testing.T) {
+	r := newTestRun(t, "serve")
+	r.awaitServing(t)
+	old := r.worker
+	r.setBehavior("hang")
+	r.supervisor.restart()
+	fresh := r.next
+	old.cmd.Process.Kill()
+	noError(t, r.handleMessage(old, testwait.For(t, "the end of the worker", old.messages)))
+	const want = "the worker failed during the restart; try again"
+	if outcome, text := r.shared.LastRestart.String(), r.log.String(); outcome != want || r.shared.Restarts.Load() != 1 || strings.Contains(text, "keeps serving") ||
+		!strings.Contains(text, "restart rejected: another worker takes over with the old program and configuration") {
+		t.Errorf("%d restarts ended, the last one with %q:\n%s", r.shared.Restarts.Load(), outcome, text)
+	}
+	testwait.For(t, "the end of the new worker", fresh.ended)
+	r.setBehavior("serve")
+	r.awaitServing(t)
+	if r.worker.isRestart || r.shared.Restarts.Load() != 1 {
+		t.Errorf("the next worker belongs to a restart (%v); %d restarts ended", r.worker.isRestart, r.shared.Restarts.Load())
+	}
+}
+
 // A standby never takes over with a snapshot that is older than the latest one.
 func TestStandbyOfAnOlderSnapshot(t *testing.T) {
 	r := newTestRun(t, "serve")
