@@ -141,10 +141,14 @@ func (b *BatchList) Read(dst []byte, k uint64, off int64) error {
 
 // CheckEnd returns an error, which matches syscall.ENODATA, if the sequence ends before batch k.
 func (d *Dataset) CheckEnd(k uint64) error {
-	if n := d.Sequence.Batches(); k < n || n == sampler.MaxBatches {
+	n, why := d.Sequence.Batches(), "every source has used up its max_epochs: raise it, or add a source"
+	if k < n {
 		return nil
 	}
-	return fmt.Errorf("%s has no batch %d, because every source has used up its max_epochs: raise it, or add a source (%w)", d.Split.Path(), k, syscall.ENODATA)
+	if n == sampler.MaxBatches {
+		why = fmt.Sprintf("batch numbers end at %d", uint64(n-1))
+	}
+	return fmt.Errorf("%s has no batch %d, because %s (%w)", d.Split.Path(), k, why, syscall.ENODATA)
 }
 
 // Check returns an error if the files of batch k have changed.

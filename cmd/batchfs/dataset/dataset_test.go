@@ -223,6 +223,18 @@ func testWatcher(d *Dataset) *watcher {
 	return newWatcher(d, o, slog.New(slog.DiscardHandler), func(*Dataset) error { return nil })
 }
 
+// Without max_epochs, a sequence ends at the last number of a batch.
+func TestReadBeyondTheLastNumber(t *testing.T) {
+	t.Chdir(t.TempDir())
+	testfiles.Positions(t, map[string]int{"a.bin": 50})
+	b := mustOpen(t, testfiles.Small+"[splits.train]\ntokens = 'a.bin'")[0].Batches(nil)
+	must(t, b.Read(make([]byte, 1), sampler.MaxBatches-1, 0))
+	const want = "train has no batch 1099511627776, because batch numbers end at 1099511627775"
+	if err := b.Read(make([]byte, 1), sampler.MaxBatches, 0); !errors.Is(err, syscall.ENODATA) || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("%v, want %s", err, want)
+	}
+}
+
 // If a change cannot be followed, reads fail with ESTALE and the reason, until the file is
 // restored.
 func TestCannotFollow(t *testing.T) {
