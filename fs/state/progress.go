@@ -13,7 +13,7 @@ import (
 // rows of a schedule must not change. Workers write it, and so does batchfs cat, which computes the
 // batches of a mount in its own process.
 type progress struct {
-	schedule atomic.Uint64 // see SetScheduleGeneration
+	schedule atomic.Uint64 // the generation; see SetScheduleGeneration
 	splits   [MaxSequences]struct {
 		isFull   atomic.Uint64 // nonzero once a schedule found no unused element of furthest
 		furthest [maxFurthest]Furthest

@@ -70,6 +70,31 @@ func (c *ScheduleCheck) Run() error {
 	return nil
 }
 
+// ScheduleSettings returns settings that lead from the split to a sequence with the same schedule.
+// They are equal for all sequences whose rows come from the same sources in the same order. With
+// source, there is only one order, so that they are empty.
+func (d *Dataset) ScheduleSettings() string {
+	s := d.Split
+	if s.Only > 0 {
+		return ""
+	}
+	settings, inPath := map[string]any{}, s.Values()
+	for _, key := range config.KeysOn(config.OnRows, config.OnBytes) {
+		if value, ok := inPath[key]; ok {
+			settings[key] = value
+		}
+	}
+	// One rank reads all rows of its host, in whatever order and dtype.
+	settings["batch_size"], settings["rank"], settings["world"], settings["local_world"] = 1, 0, d.Sequence.Hosts(), 1
+	settings["shuffle_block"] = s.ShuffleBlock
+	delete(settings, "seed")
+	delete(settings, "dtype")
+	if s.ShuffleBlock == 0 { // which needs order = "shuffle"
+		delete(settings, "order")
+	}
+	return config.JoinSettings(settings)
+}
+
 // difference compares the schedules of a path. It opens the token files only once.
 func (c *ScheduleCheck) difference(path string) (d scheduleDifference, err error) {
 	if d, ok := c.found[path]; ok {

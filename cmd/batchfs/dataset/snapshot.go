@@ -42,7 +42,7 @@ type splitSnapshot struct {
 	Version     uint64
 	Unleased    string              // see Dataset.unleasedFile
 	RowCounts   []sampler.RowCounts // see Dataset.counts; saves workers from counting rows
-	Schedule    *sampler.Schedule   // schedule without the settings of a path
+	Schedule    *sampler.Schedule   // schedule without the settings of a path; nil: compute it anew
 	Mounted     *sampler.Settings   // settings of Dataset.mounted, or nil
 
 	SourceFingerprints []string // see Dataset.sourceFingerprints
@@ -185,6 +185,8 @@ func (s *Snapshot) OpenPath(path string) (*Dataset, error) {
 	return openPath(c, path, func(split *config.Split) (*Dataset, error) { return s.open(split, o) })
 }
 
+// open returns a split as the mount serves it, under the settings of split. Unless its rows must be
+// counted, it touches no token file, so a worker starts even if a disk hangs.
 func (s *Snapshot) open(split *config.Split, o *Opener) (*Dataset, error) {
 	data := s.find(split.Name)
 	if data == nil {
