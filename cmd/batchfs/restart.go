@@ -37,40 +37,62 @@ Sending SIGHUP to the supervisor of the mount does the same.`,
 			if err != nil {
 				return err
 			}
-			shared, err := m.State()
+			worker, err := restart(m)
 			if err != nil {
 				return err
 			}
-			defer shared.Close()
-			if err := m.CheckRunning(); err != nil {
-				return err
-			}
-			before := shared.Restarts.Load()
-			if err := m.Signal(syscall.SIGHUP); err != nil {
-				return err
-			}
-			// The supervisor gives up earlier by its own limits, unless the machine is busy: it
-			// counts only time in which the new worker could run.
-			const limit = 2 * time.Minute
-			for end := time.Now().Add(limit); shared.Restarts.Load() == before; time.Sleep(time.Millisecond) {
-				if err := cmp.Or(m.CheckAlive(), m.CheckRunning()); err != nil {
-					return err
-				}
-				if time.Now().After(end) {
-					return fmt.Errorf("%s: the restart has not ended after %v, and goes on; its outcome will be in the log of the mount", args[0], limit)
-				}
-			}
-			if problem := shared.LastRestart.String(); problem != "" {
-				return errors.New(problem)
-			}
-			printf(cmd.OutOrStdout(), "process %d now serves %s\n", shared.Worker.Load(), args[0])
-			splits, err := doctor.SplitsOf(m)
-			for _, s := range splits {
-				if _, unreadable := doctor.ProbeSplit(m, s); unreadable != nil {
-					err = errors.Join(err, fmt.Errorf("%s cannot be read: %w", filepath.Join(m.Mountpoint, s.Name), unreadable))
-				}
-			}
-			return err
+			printf(cmd.OutOrStdout(), "process %d now serves %s\n", worker, args[0])
+			return probeSplits(m)
 		}),
 	}
+}
+
+// restart replaces the worker of a mount, and returns the process ID of the new one.
+func restart(m *mount.Mounted) (worker int64, err error) {
+	shared, err := m.State()
+	if err != nil {
+		return 0, err
+	}
+	defer shared.Close()
+	if err := m.CheckRunning(); err != nil {
+		return 0, err
+	}
+	before := shared.Restarts.Load()
+	if err := m.Signal(syscall.SIGHUP); err != nil {
+		return 0, err
+	}
+	if err := awaitRestart(m, func() bool { return shared.Restarts.Load() > before }); err != nil {
+		return 0, err
+	}
+	if problem := shared.LastRestart.String(); problem != "" {
+		return 0, errors.New(problem)
+	}
+	return shared.Worker.Load(), nil
+}
+
+// awaitRestart waits until a restart of the mount has ended.
+func awaitRestart(m *mount.Mounted, hasEnded func() bool) error {
+	// The supervisor gives up earlier by its own limits, unless the machine is busy: it counts only
+	// time in which the new worker could run.
+	const limit = 2 * time.Minute
+	for end := time.Now().Add(limit); !hasEnded(); time.Sleep(time.Millisecond) {
+		if err := cmp.Or(m.CheckAlive(), m.CheckRunning()); err != nil {
+			return err
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("%s: the restart has not ended after %v, and goes on; its outcome will be in the log of the mount", m.Mountpoint, limit)
+		}
+	}
+	return nil
+}
+
+// probeSplits returns an error that names each split of a mount that cannot be read.
+func probeSplits(m *mount.Mounted) error {
+	splits, err := doctor.SplitsOf(m)
+	for _, s := range splits {
+		if _, unreadable := doctor.ProbeSplit(m, s); unreadable != nil {
+			err = errors.Join(err, fmt.Errorf("%s cannot be read: %w", filepath.Join(m.Mountpoint, s.Name), unreadable))
+		}
+	}
+	return err
 }
