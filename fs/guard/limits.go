@@ -186,7 +186,7 @@ func (g *Guard) EndPrefetch(split int) {
 }
 
 // shouldFree reports whether buffers of buf's size for all waiting requests would take more than a
-// quarter of the memory for replies. It needs no lock, because an estimate suffices.
+// quarter of the split's memory for replies. It needs no lock, because an estimate suffices.
 func (s *split) shouldFree(buf []byte) bool {
 	return s.waiting.Load()*int64(len(buf)) > s.maxReplyBytes/4
 }
