@@ -153,6 +153,37 @@ func TestStoreCache(t *testing.T) {
 	}
 }
 
+// A restart that adds a source samples the objects of the others again, and is rejected if one was
+// replaced.
+func TestStoreAddedSource(t *testing.T) {
+	e2e.SkipIfShort(t)
+	t.Parallel()
+	b := e2e.NewBucket(t)
+	keys := []string{"web.bin", "math.bin", "code.bin"}
+	for i, key := range keys {
+		b.Put(t, key, e2e.RandomBytes((i+3)*e2e.StoreBlock))
+	}
+	config := ""
+	write := func(sources int) {
+		t.Helper()
+		text := ""
+		for _, key := range keys[:sources] {
+			text += fmt.Sprintf("[[splits.train.sources]]\nname = %q\ntokens = %q\n", strings.TrimSuffix(key, ".bin"), "s3://bucket/"+key)
+		}
+		fresh := b.Config(t, "", text+"[[splits.train.stages]]\nweights = {web = 1}\n")
+		config = cmp.Or(config, fresh)
+		e2e.Write(t, config, strings.Replace(string(e2e.Must(os.ReadFile(fresh))(t)), "tokens = \"\"\n", "", 1))
+	}
+	write(1)
+	m := e2e.Mount(t, "-c", config)
+	write(2)
+	e2e.Run(t, e2e.PlainBatchfs, "restart", m.Dir)
+	e2e.Equal(t, "the fingerprint", m.Info(t, "train").Fingerprint, e2e.JSON[e2e.Info](t, e2e.PlainBatchfs, "cat", "train", "-c", config, "--format", "info").Fingerprint)
+	b.Put(t, "web.bin", e2e.RandomBytes(3*e2e.StoreBlock+2))
+	write(3)
+	e2e.CheckFails(t, "splits.train: s3://bucket/web.bin has changed since it was opened: ", e2e.PlainBatchfs, "restart", m.Dir)
+}
+
 // Reads of an object that was replaced fail with ESTALE until the old object is back. With
 // on_change = "follow", the new object is served instead.
 func TestStoreReplaced(t *testing.T) {
