@@ -19,7 +19,7 @@ func (r *reader) addRow(in *input, row []byte, exceeds bool, pos *position) erro
 		r.current.notes.addUnusable(tooLong, place{"row", pos.Offset}.of(in))
 		return nil
 	}
-	return fmt.Errorf("row %d has more than %d bytes, which is the limit: shorten it, or leave such rows out with --invalid skip", pos.Offset, maxLine)
+	return fmt.Errorf("row %d has more than %d bytes, which is the limit: shorten it, or let prepare leave such rows out with --invalid skip", pos.Offset, maxLine)
 }
 
 // A rowJSON is the JSON of a row, up to maxLine bytes.
