@@ -286,15 +286,25 @@ func TestRestartFailsAfterTheSwitch(t *testing.T) {
 	for p := r.next; r.worker == p || r.next == p; {
 		noError(t, r.handleMessage(p, testwait.For(t, "a message of the new worker", p.messages)))
 	}
-	const want = "the new worker exited before it was serving (exit status 0)"
-	if r.shared.LastRestart.String() != want || r.shared.Restarts.Load() != 1 ||
-		!strings.Contains(r.log.String(), "restart rejected: another worker takes over with the old program and configuration") {
-		t.Errorf("%d restarts ended, the last one with %q:\n%s", r.shared.Restarts.Load(), r.shared.LastRestart.String(), r.log)
+	r.checkFailedRestart(t, "the new worker exited before it was serving (exit status 0)")
+	if r.worker.snapshot != old {
+		t.Error("the next worker has another snapshot")
+	}
+}
+
+// checkFailedRestart checks that the only restart so far ended with an error, that another worker
+// than those of the restart takes over, and that the log says so.
+func (r *testRun) checkFailedRestart(t *testing.T, want string) {
+	t.Helper()
+	outcome, text := r.shared.LastRestart.String(), r.log.String()
+	if outcome != want || r.shared.Restarts.Load() != 1 || strings.Contains(text, "keeps serving") ||
+		!strings.Contains(text, "restart rejected: another worker takes over with the old program and configuration") {
+		t.Errorf("%d restarts ended, the last one with %q, want %q:\n%s", r.shared.Restarts.Load(), outcome, want, text)
 	}
 	r.setBehavior("serve")
 	r.awaitServing(t)
-	if r.worker.isRestart || r.worker.snapshot != old || r.shared.Restarts.Load() != 1 {
-		t.Errorf("the next worker belongs to a restart (%v) or has another snapshot; %d restarts", r.worker.isRestart, r.shared.Restarts.Load())
+	if r.worker.isRestart || r.shared.Restarts.Load() != 1 {
+		t.Errorf("the next worker belongs to a restart (%v); %d restarts ended", r.worker.isRestart, r.shared.Restarts.Load())
 	}
 }
 
@@ -308,17 +318,8 @@ func TestWorkerFailsDuringRestart(t *testing.T) {
 	fresh := r.next
 	old.cmd.Process.Kill()
 	noError(t, r.handleMessage(old, testwait.For(t, "the end of the worker", old.messages)))
-	const want = "the worker failed during the restart; try again"
-	if outcome, text := r.shared.LastRestart.String(), r.log.String(); outcome != want || r.shared.Restarts.Load() != 1 || strings.Contains(text, "keeps serving") ||
-		!strings.Contains(text, "restart rejected: another worker takes over with the old program and configuration") {
-		t.Errorf("%d restarts ended, the last one with %q:\n%s", r.shared.Restarts.Load(), outcome, text)
-	}
 	testwait.For(t, "the end of the new worker", fresh.ended)
-	r.setBehavior("serve")
-	r.awaitServing(t)
-	if r.worker.isRestart || r.shared.Restarts.Load() != 1 {
-		t.Errorf("the next worker belongs to a restart (%v); %d restarts ended", r.worker.isRestart, r.shared.Restarts.Load())
-	}
+	r.checkFailedRestart(t, "the worker failed during the restart; try again")
 }
 
 // A standby never takes over with a snapshot that is older than the latest one.

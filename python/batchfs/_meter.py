@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import weakref
 from collections.abc import Iterable
 from time import perf_counter as clock
@@ -18,9 +19,9 @@ _HELD = 1 << 16  # bytes of arrays "source" that a counter holds before it count
 
 
 class Counter(Locked):
-    """Counts the batches that its owner reads, an iterator or a meter, and the seconds that this takes.
+    """Counts the batches that its owner reads, and the seconds that this takes. The owner is an iterator, or the meter for all other reads.
 
-    The owner holds its own lock when it calls `add`: to take another one for each batch would take as long as to count it.
+    Whoever calls `add` holds a lock of the owner. Taking another lock for each batch would take as long as counting the batch.
 
     Attributes:
         owner: a weak reference to the owner.
@@ -29,19 +30,21 @@ class Counter(Locked):
     def __init__(self, meter: Meter, owner: object) -> None:
         super().__init__()
         self._meter = meter
-        self._held = max(1, _HELD // (2 * meter.batch_size))  # batches
+        # _HELD as a number of batches. A row's source takes two bytes.
+        self._max_held = max(1, _HELD // (2 * meter.batch_size))
         self.owner = weakref.ref(owner)
         self._reset()
 
     def _reset(self) -> None:
-        self._seconds, self._batches = 0.0, 0  # only grow
-        self._taken = (0.0, 0)  # their values when take was called last
-        self._rows: dict[int, int] = {}  # by number of the source, since then; guarded by lock
-        self._sources = bytearray()  # the arrays "source" of batches that are not in _rows yet
+        self._seconds, self._batches = 0.0, 0  # since the counter was made
+        self._taken = (0.0, 0)  # the values of both when take was called last
+        # The number of rows of each source since then. The lock guards it.
+        self._rows: collections.Counter[int] = collections.Counter()
+        self._sources = bytearray()  # the arrays "source" of the batches that are not in _rows yet
 
     def add(self, k: int, begun: float, memory: BatchBuffer) -> None:
         """Counts batch k, whose reading began at a time of the clock and ends now."""
-        if not self._batches % self._held:
+        if not self._batches % self._max_held:
             self._meter.begin(begun)
             with self.lock:
                 self._count_rows()
@@ -52,16 +55,16 @@ class Counter(Locked):
         self._seconds += clock() - begun
 
     def _count_rows(self) -> None:
-        sources = bytes(self._sources)
-        for source, rows in enumerate(np.bincount(np.frombuffer(sources, np.int16)).tolist()):
-            self._rows[source] = self._rows.get(source, 0) + rows
-        del self._sources[: len(sources)]  # and nothing that the owner has added meanwhile
+        sources = bytes(self._sources)  # the owner may add others meanwhile
+        counts: list[int] = np.bincount(np.frombuffer(sources, np.int16)).tolist()
+        self._rows.update(dict(enumerate(counts)))
+        del self._sources[: len(sources)]
 
-    def take(self) -> tuple[float, int, dict[int, int]]:
+    def take(self) -> tuple[float, int, collections.Counter[int]]:
         """Returns the seconds, the batches and the rows by source since the last call. The caller holds the meter's lock."""
         with self.lock:
             self._count_rows()
-            rows, self._rows = self._rows, {}
+            rows, self._rows = self._rows, collections.Counter()
         seconds, batches = self._taken
         self._taken = self._seconds, self._batches
         return self._taken[0] - seconds, self._taken[1] - batches, rows
@@ -94,25 +97,25 @@ class Meter(Locked):
         self._reset()
 
     def _reset(self) -> None:
-        # What the counters have counted that take has not returned yet.
+        # What the counters have counted and take has not returned yet.
         self._seconds, self._batches = 0.0, 0
-        self._rows: dict[int, int] = {}
+        self._rows: collections.Counter[int] = collections.Counter()
 
     def counter(self, owner: object) -> Counter:
         """Returns a counter for batches of the split that owner reads."""
         counter = Counter(self, owner)
         with self.lock:
-            self._collect()  # drops counters, of which a loop may need many
+            self._collect()  # so that the counters of many short iterators do not pile up
             self._counters.append(counter)
         return counter
 
     def add(self, k: int, begun: float, memory: BatchBuffer) -> None:
-        """Counts a batch that no counter's owner has read: see `Counter.add`."""
+        """Counts a batch that no iterator has read: see `Counter.add`."""
         with self.lock:
             self._own.add(k, begun, memory)
 
     def begin(self, begun: float) -> None:
-        """Is called with the time when a read began, for at least the first of each counter."""
+        """Records that a read began at a time of the clock. Counters call it for their first read and some later ones."""
         if self._began is None:
             self._began = begun
         if worker_info() is not None:
@@ -126,8 +129,7 @@ class Meter(Locked):
             seconds, batches, rows = counter.take()
             self._seconds += seconds
             self._batches += batches
-            for source, n in rows.items():
-                self._rows[source] = self._rows.get(source, 0) + n
+            self._rows.update(rows)
 
     def take(self) -> dict[str, float]:
         """Returns the metrics since the last call: see `Split.metrics`. Raises Error if workers of a DataLoader have read."""
@@ -149,12 +151,12 @@ class Meter(Locked):
             # Another thread may have counted a batch and not its rows yet.
             batches = sum(rows.values()) // self.batch_size
         else:
-            rows = {0: batches * self.batch_size}
+            rows = collections.Counter({0: batches * self.batch_size})
         found: dict[str, float] = {"wait_seconds": seconds, "wait_fraction": seconds / interval if interval else 0.0, "batches": batches}
         unit, size = ("rows", 1) if info["layout"] == "rows" else ("tokens", info["block_size"])
         found[unit] = batches * self.batch_size * size
         for source, name in _drawn(info):
-            found[f"{unit}_{name}"] = rows.get(source, 0) * size
+            found[f"{unit}_{name}"] = rows[source] * size
         if last >= 0:
             found.update(_position(info, last))
         return {f"batchfs/{key}": value for key, value in found.items()}
