@@ -29,8 +29,8 @@ func NewFingerprint(files int) *Fingerprint {
 	return &Fingerprint{sum: sha256.New(), blocks: int64(max(2, 64/max(files, 1)))}
 }
 
-// addAll adds n files, in order. It calls add concurrently, with the number of a file and the part
-// of the fingerprint to which add adds that file.
+// addAll adds n files in order. It calls add once for each file, several at a time, with the number
+// of the file and an empty part of the fingerprint, to which add adds the file.
 func (f *Fingerprint) addAll(n int, add func(i int, part *Fingerprint) error) error {
 	for first := 0; first < n; first += maxParallelOpens {
 		count := min(n-first, maxParallelOpens)

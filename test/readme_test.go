@@ -145,8 +145,8 @@ var manyProcesses = regexp.MustCompile(`--nproc-per-node [48] examples/`)
 // trainsOnCPU matches blocks that train, and those that read what such blocks wrote.
 var trainsOnCPU = regexp.MustCompile(`torchrun |torch\.load\("checkpoint`)
 
-// replacePrograms makes what the pages run in a clone: a stand-in for a download from the Hub,
-// which has the same layout, and for torchrun clients/torchrun.py and a smaller model.
+// replacePrograms makes what the pages run in a clone. A stand-in for a download from the Hub makes
+// files in the same layout. clients/torchrun.py stands in for torchrun, and trains a smaller model.
 func replacePrograms(t *testing.T, dir string) {
 	t.Helper()
 	script := func(name, commands string) {

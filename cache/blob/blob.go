@@ -27,8 +27,8 @@ type Blob interface {
 	// must lie within the blob. Read may change ranges, but does not keep the slice.
 	Read(ranges []localfile.Range, visit func(index int, raw []byte) error) error
 
-	// ReadSample reads a sample of the bytes, whose number of blocks may differ from that of
-	// Sample; see [localfile.NewSample]. It bypasses the cache of blocks.
+	// ReadSample reads a sample with this number of blocks, as [localfile.NewSample] does. It
+	// bypasses the cache of blocks.
 	ReadSample(blocks int64, visit func(off int64, block []byte)) (localfile.Sample, error)
 
 	// Check compares the blob with its Stamp, usually without reading it.

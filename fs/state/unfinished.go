@@ -10,7 +10,7 @@ import (
 // An unfinishedRead is a read(2) of a batch that the handle no longer holds, because another thread
 // began the next batch before all requests of the read(2) had succeeded.
 type unfinishedRead struct {
-	fh        atomic.Uint64 // handle; if it is 0 or closed, the element is free
+	fh        atomic.Uint64 // the handle; if this is 0 or a closed handle, the element is free
 	thread    atomic.Uint64
 	cutOffset atomic.Uint64 // offset of the next request
 	number    atomic.Uint64 // batch number

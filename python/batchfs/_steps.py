@@ -43,12 +43,12 @@ class StepIterator(Locked):
         self.worker, self.workers = 0, 1
         self.shared = Shared()
         self.counter = split.meter.counter(self)
-        self._begun = self._loaded = 0  # values of shared that this process saw last
+        self._begun = self._loaded = 0  # the values in shared that this process has seen last
         self._iterated = -1  # the step at the last call of iter
-        self._resumed = -1  # the step of a loaded state, until its loop has ended
+        self._resumed = -1  # the step of a loaded state, or -1 once its loop has ended
         self._loops = 0  # the number of loops that this worker has begun
-        self._is_again = False  # whether the loop of this worker begins at the start again
-        self._limit = self.stop  # is 0 until a worker's loop returns its first batch
+        self._is_again = False  # whether this worker's loop begins again at the start
+        self._limit = self.stop  # 0 in a worker until its loop returns a batch
         if torch := sys.modules.get("torch"):
             torch.utils.data.IterableDataset.register(StepIterator)  # DataLoader calls isinstance
 
@@ -75,8 +75,9 @@ class StepIterator(Locked):
         if self._loaded != shared.loaded:  # while this worker was running
             self.step = self._resumed = shared.step
             self._loaded = shared.loaded
-        # The workers of one loop need a number that other loops do not have, and PyTorch provides
-        # none. Their process numbers are consecutive, so each can compute that of worker 0.
+        # All workers of a loop must agree on a number that no other loop has. PyTorch provides
+        # none, so it is made from the process number of worker 0, which each worker can compute,
+        # because the process numbers of a loop's workers are consecutive.
         self._loops += 1
         first = current_process()._identity[-1] - worker.id  # pyright: ignore
         loop = first << 32 | self._loops

@@ -13,8 +13,8 @@ import (
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
-// writeSources writes a configuration of a scheduled split with these sources, each of the files
-// that a pattern matches. A source may be added to it.
+// writeSources writes a configuration with a scheduled split, which has a source for each pattern
+// of token files.
 func writeSources(t *testing.T, onChange string, patterns ...string) {
 	t.Helper()
 	text := testfiles.Small + fmt.Sprintf("documents = true\nrows = 'packed'\n[splits.train]\non_change = '%s'\n", onChange)
@@ -39,8 +39,8 @@ func mountSource(t *testing.T, onChange string) *Snapshot {
 	return takeSnapshot(t)
 }
 
-// writeIndexed writes a file of which the fingerprint of fewer files covers more blocks, and its
-// index.
+// writeIndexed writes a token file and its index. The file is so large that the fingerprint covers
+// fewer of its blocks if there are more files.
 func writeIndexed(t *testing.T, name string) {
 	t.Helper()
 	const count = 70_000
@@ -85,8 +85,8 @@ func TestAddedSource(t *testing.T) {
 	}
 }
 
-// A source cannot be added while a file of another source is not the one that is mounted. With
-// follow, it can be when the mount serves the new file.
+// A source cannot be added while a file of another source has changed. With follow, it can be added
+// once the mount serves the new file.
 func TestSourceIsAddedToUnchangedFiles(t *testing.T) {
 	for file, change := range map[string]func(t *testing.T, file string){
 		"web-0.bin":       func(t *testing.T, file string) { replace(t, file, strings.Repeat("\x07\x00\x00\x00", 70_000)) },
@@ -122,8 +122,8 @@ func TestSourceIsAddedToUnchangedFiles(t *testing.T) {
 	}
 }
 
-// The arrays in vocab.json of an added source are served beside those of the others, and must be
-// the same ones.
+// An added source must have the same arrays as the others, as vocab.json lists them next to the
+// tokens. They are served.
 func TestArraysOfAnAddedSource(t *testing.T) {
 	const first, added = "[[splits.a.sources]]\nname = 'a'\ntokens = 'sft/a.bin'\n[[splits.a.stages]]\nweights = {a = 1}\n",
 		"[[splits.a.sources]]\nname = 'b'\ntokens = '%s/a.bin'\n[[splits.a.stages]]\nweights = {b = 1}\nfrom_row = 8\n"

@@ -25,8 +25,8 @@ type scheduleDifference struct {
 	block  uint64 // number of tokens in a row
 }
 
-// NewScheduleCheck returns the check of a restart from old to fresh. shared has the rows that were
-// read from the mount.
+// NewScheduleCheck returns a check of a restart that replaces old by fresh. shared records which
+// rows were read from the mount.
 func NewScheduleCheck(old, fresh *Snapshot, shared *state.Shared) (*ScheduleCheck, error) {
 	oldConfig, err := old.Config()
 	if err != nil {

@@ -42,7 +42,7 @@ type splitSnapshot struct {
 	Version     uint64
 	Unleased    string              // see Dataset.unleasedFile
 	RowCounts   []sampler.RowCounts // see Dataset.counts; saves workers from counting rows
-	Schedule    *sampler.Schedule   // schedule without the settings of a path; nil: compute it anew
+	Schedule    *sampler.Schedule   // without the settings of a path; if nil, open computes it
 	Mounted     *sampler.Settings   // settings of Dataset.mounted, or nil
 
 	SourceFingerprints []string // see Dataset.sourceFingerprints

@@ -29,9 +29,10 @@ type textPiece struct {
 	text  []byte
 	in    *input
 	start position
-	// startsDocument and endsDocument say which ends of its document a piece of a text includes.
+	// startsDocument and endsDocument say whether the piece has the beginning and the end of its
+	// document.
 	startsDocument, endsDocument bool
-	leftOut                      bool // whether all of the input is left out: it is not UTF-8
+	leftOut                      bool // whether the whole input is left out: it is not UTF-8
 }
 
 // A chunk is a group of text pieces that one worker encodes at a time. It carries their text, and
@@ -49,7 +50,7 @@ type chunk struct {
 	notes notes
 }
 
-// Indexes of splits, and of arrays that have an element for each split.
+// Indexes of splits, and of all other arrays with one element for each split.
 const (
 	trainSplit = iota
 	valSplit
@@ -79,7 +80,7 @@ func (c *chunk) recycle() {
 	chunks.Put(c)
 }
 
-// split returns the tokens of val or, if isVal is false, those of train.
+// split returns the tokens of val if isVal is true, otherwise those of train.
 func (c *chunk) split(isVal bool) *encodedTokens {
 	if isVal {
 		return &c.encoded[valSplit]
@@ -87,7 +88,7 @@ func (c *chunk) split(isVal bool) *encodedTokens {
 	return &c.encoded[trainSplit]
 }
 
-// tokens returns the number of tokens in the chunk, each of which has width bytes.
+// tokens returns the number of tokens in the chunk. A token takes width bytes.
 func (c *chunk) tokens(width int) (n int64) {
 	for _, e := range c.encoded {
 		n += int64(len(e.tokens) / width)

@@ -19,9 +19,9 @@ import (
 // A workDir is the working directory of an unfinished run, DIR/.prepare. It holds the files to move
 // to DIR at the end, and temporary files, whose names begin with ".".
 type workDir struct {
-	out           *os.Root // DIR
-	dir           *os.Root // DIR/.prepare
-	lock          *os.File // the same directory, locked
+	out           *os.Root // the directory DIR
+	dir           *os.Root // the directory DIR/.prepare
+	lock          *os.File // descriptor of DIR/.prepare that holds the lock
 	hasCheckpoint bool     // whether another run can continue this one
 }
 
@@ -153,7 +153,7 @@ func removePublished(out string) {
 	}
 	w, err := openWorkDir(out)
 	if err != nil {
-		return // it belongs to another program
+		return // the directory belongs to another program
 	}
 	s, err := w.load()
 	names, namesErr := w.finalNames()

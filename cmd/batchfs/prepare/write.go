@@ -25,11 +25,11 @@ type writer struct {
 	shards    [len(splits)]*splitWriter
 	documents string    // what the documents are called, such as lines
 	canResume bool      // whether the inputs can be read again from a position
-	texts     hash.Hash // of all text; nil if it is not needed
+	texts     hash.Hash // hash of all text; nil if nobody needs it
 	progress  *progress
 
 	began, nextSave time.Time
-	tokens          int64 // written since began
+	tokens          int64 // number of tokens written since began
 }
 
 // newWriter returns a writer that continues from a checkpoint, which it keeps up to date.
@@ -146,7 +146,7 @@ type outputOptions struct {
 	dir       *os.Root
 	format    outputFormat
 	width     int
-	maxTokens int64  // per shard; 0 for a single shard
+	maxTokens int64  // limit of a shard; 0 for a single shard
 	unit      string // name of the unit that the single shard holds, or empty
 	masked    bool
 	tokenizer string
@@ -161,7 +161,7 @@ type splitWriter struct {
 	options *outputOptions
 	name    string
 	state   splitState
-	files   [numFiles]*os.File // of the current shard; nil if absent
+	files   [numFiles]*os.File // files of the current shard; nil if it has none of the kind
 }
 
 // Indexes of the files of a shard.
@@ -180,7 +180,7 @@ type splitState struct {
 	MaskOnes  int64              `json:"mask_ones"` // tokens with mask 1 in the current shard
 	// IDBytes is the size of the file with the ids of the current shard's documents.
 	IDBytes         int64 `json:"id_bytes,omitempty"`
-	units.EOTCounts       // in all shards
+	units.EOTCounts       // counts of all shards
 }
 
 // shardName returns the name of the current shard. mount --data recognizes both forms.
@@ -240,8 +240,7 @@ func (s *splitWriter) openShard() error {
 	return nil
 }
 
-// truncate truncates a file of the current shard to its size in the checkpoint, and seeks to its
-// end.
+// truncate cuts a file of the current shard to its size in the checkpoint, and seeks to the end.
 func (s *splitWriter) truncate(f *os.File, size int64) error {
 	found, err := f.Seek(0, io.SeekEnd)
 	switch {

@@ -11,9 +11,9 @@ import (
 // An executable is the program of the workers. It is an open file, because the path may name
 // another program by the time a worker starts, or none.
 type executable struct {
-	path string   // where a restart finds the program
-	file *os.File // program of the worker that serves
-	next *os.File // program that the last restart has found, until it becomes file
+	path string   // a restart opens the program at this path
+	file *os.File // the program of the worker that serves
+	next *os.File // the program that the last restart opened, until it becomes file
 }
 
 func openExecutable() (*executable, error) {
