@@ -6,12 +6,18 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
+	"batchfs/fs/guard"
 	"batchfs/fs/state"
 )
 
 // uncachedFlags bypass the page cache, which all handles of a file share. They are for files whose
 // handles differ in content.
 const uncachedFlags = fuse.FOPEN_DIRECT_IO | fuse.FOPEN_NOFLUSH
+
+func (t *tree) CostOfOpen(in *fuse.OpenIn) guard.Cost {
+	i := inode(in.NodeId)
+	return t.cost(i, i.kind().isNext() || i.kind().isNumbered() || i.kind() == infoFile)
+}
 
 func (t *tree) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	i := inode(in.NodeId)

@@ -20,6 +20,7 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
+	"batchfs/fs/guard"
 	"batchfs/fs/state"
 )
 
@@ -177,6 +178,12 @@ func attrTimeout(i inode) time.Duration {
 	return forever
 }
 
+func (t *tree) CostOfLookup(header *fuse.InHeader, name string) guard.Cost {
+	dir := inode(header.NodeId)
+	s := t.sequences.peek(dir.sequence())
+	return t.cost(dir, isSettingsDir(dir, name) || s != nil && s.Current().Spec().FollowsChanges || s == nil && dir.sequence() > 0)
+}
+
 func (t *tree) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
 	if len(name) > maxNameLen { // not checked by the kernel, and too long for the shared state
 		return fuse.Status(syscall.ENAMETOOLONG)
@@ -241,6 +248,8 @@ func (t *tree) fillEntry(i inode, b BatchList, timeout time.Duration, out *fuse.
 
 func (t *tree) Forget(node, lookups uint64) { t.sequences.forget(inode(node).sequence(), lookups) }
 
+func (t *tree) CostOfGetAttr(in *fuse.GetAttrIn) guard.Cost { return t.cost(inode(in.NodeId), false) }
+
 func (t *tree) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
 	i := inode(in.NodeId)
 	b, ok := t.current(i)
@@ -254,6 +263,11 @@ func (t *tree) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut)
 
 func (t *tree) OpenDir(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	return fuse.OK
+}
+
+func (t *tree) CostOfReadDir(in *fuse.ReadIn) guard.Cost {
+	dir := inode(in.NodeId)
+	return t.cost(dir, t.sequences.peek(dir.sequence()) == nil && dir.sequence() > 0)
 }
 
 func (t *tree) ReadDir(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
@@ -279,6 +293,18 @@ func (t *tree) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) 
 	}
 	out.Blocks = (out.Blocks + stdioBlksize - 1) / stdioBlksize
 	return fuse.OK
+}
+
+// cost returns the cost of a request that reads no batch.
+//
+// The cost methods create no Split, because the request is not admitted yet. If the Split does not
+// exist yet, they return an upper bound.
+func (t *tree) cost(i inode, checksFiles bool) guard.Cost {
+	c := guard.Cost{Split: t.sequences.splitOf(i.sequence())}
+	if checksFiles {
+		c.Rows = 1
+	}
+	return c
 }
 
 func (t *tree) Rollback(id uint64) { t.handles.Rollback(id) }

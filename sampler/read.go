@@ -1,6 +1,7 @@
 package sampler
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -215,4 +216,92 @@ func (job *readJob) planWindows(r plannedRow, start int64, indexes interval) {
 		to.windows = append(to.windows, array.Window{Start: start*int64(column.elementNumbers) + int64(lo), Len: hi - lo})
 		to.rows = append(to.rows, r)
 	}
+}
+
+// copyRow writes window i of the current plan to dst.
+func (job *readJob) copyRow(i int, raw []byte) error {
+	q := job.sequence
+	column, r, start := q.layout.columns[job.column], job.plan.rows[i], job.plan.windows[i].Start
+	ends := job.ends[r.ends.from:r.ends.to]
+	byToken, planned := job.column == 0 && q.EndsByToken(r.source), len(job.ends)
+	if job.column == 0 {
+		if bad := q.sources[r.source].vocab.find(raw); bad >= 0 {
+			tokens := q.sources[r.source].arrays[0]
+			return &array.VocabularyError{Location: tokens.Locate(start + int64(bad)), Token: column.formatNumber(raw, bad), Size: tokens.VocabSize()}
+		}
+		if r.windowFirst == r.documentAt && column.dtype.Bits(raw) != *q.BOS {
+			return q.bosError(r.source, start, column.formatNumber(raw, 0))
+		}
+		if byToken {
+			job.ends = q.sources[r.source].vocab.appendEnds(job.ends, raw, q.EOT, r.windowFirst)
+			ends = job.ends[planned:]
+		}
+	}
+	for n := range q.layout.arrays {
+		p := job.partOf(&q.layout.arrays[n], r.batchOffset, r.j)
+		if byToken && p.isFromDocuments() && !p.empty() {
+			job.putDocumentMarks(p, ends)
+		}
+		p.interval = interval{max(p.from, r.windowFirst-p.firstNumber), min(p.to, r.windowFirst+len(raw)/column.numberBytes-p.firstNumber)}
+		if p.empty() {
+			continue
+		}
+		if p.maskColumn == job.column && job.column > 0 { // y is already in dst
+			count := len(job.ends)
+			job.ends = tokensBySize[column.numberBytes].appendEnds(job.ends, raw, 0, r.windowFirst-p.firstNumber)
+			job.mask(p, job.ends[count:])
+			job.ends = job.ends[:count]
+		}
+		if p.content != contentFile || p.column != job.column {
+			continue
+		}
+		first := p.firstNumber + p.from - r.windowFirst // index in raw
+		whole := job.bufferFor(p)
+		if bad := p.convert(whole, raw[first*column.numberBytes:][:(p.to-p.from)*column.numberBytes]); bad >= 0 {
+			return q.overflow(r.source, job.column, start+int64(first+bad), column.formatNumber(raw, first+bad), p.dtype)
+		}
+		if job.copyOut(p, whole); p.masked {
+			job.mask(p, ends)
+		}
+	}
+	job.ends = job.ends[:planned]
+	return nil
+}
+
+// bufferFor returns where to write a rowPart: in dst, or in edgeBuffer if a number is partly
+// outside dst. The caller must call copyOut afterwards.
+func (job *readJob) bufferFor(p rowPart) []byte {
+	offset, n := p.offset+p.from*p.numberBytes, (p.to-p.from)*p.numberBytes
+	if offset >= 0 && offset+n <= len(job.dst) {
+		return job.dst[offset : offset+n]
+	}
+	job.edgeBuffer = slices.Grow(job.edgeBuffer[:0], n)[:n]
+	return job.edgeBuffer
+}
+
+// copyOut copies to dst what was written to edgeBuffer.
+func (job *readJob) copyOut(p rowPart, whole []byte) {
+	if offset := p.offset + p.from*p.numberBytes; offset < 0 || offset+len(whole) > len(job.dst) {
+		copy(job.dst[max(offset, 0):], whole[max(-offset, 0):])
+	}
+}
+
+// bosError returns the error for a document that begins with a token other than BOS, at a position
+// of the source.
+func (q *Sequence) bosError(source int, pos int64, token string) error {
+	documents, at := q.sources[source].documents, q.sources[source].arrays[0].Locate(pos)
+	number, err := documents.NumberAt(pos)
+	first, firstErr := documents.NumberAt(pos - at.Index) // first document of the file
+	return cmp.Or(err, firstErr, array.BOSError(at, number-first, token, *q.BOS))
+}
+
+// overflow returns the error for number i of an array, which dtype cannot hold.
+func (q *Sequence) overflow(source, column int, i int64, value string, dtype array.DType) error {
+	location := q.sources[source].arrays[column].Locate(i / int64(q.layout.columns[column].elementNumbers))
+	what := "token"
+	if q.Layout == Rows {
+		what = "a number of element"
+	}
+	return fmt.Errorf("%s: %s %d is %s, which dtype %s cannot hold; set dtype to one that can, e.g. native",
+		location.Path, what, location.Index, value, dtype)
 }
