@@ -3,11 +3,195 @@ package prepare
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"iter"
 	"slices"
+	"unicode/utf8"
+
+	"github.com/go-json-experiment/json/jsontext"
 
 	"batchfs/cmd/batchfs/prepare/bpe"
 )
+
+// An encodeWorker encodes chunks. It belongs to one goroutine.
+type encodeWorker struct {
+	encoding  *encoding
+	val       valRule
+	encoder   encoder
+	scratch   []uint32
+	notes     *notes // counts in the current chunk or line
+	lineNotes notes  // counts of fieldTexts, whose memory is reused
+	joinNames bool   // whether names of fields that are separated by dots may be one key
+	id        []byte // id of the document in the current line, as JSON
+
+	ids, attention, labels []int64 // lists in the current row of ids
+	mask, raw              []byte  // mask and tokens of that row
+}
+
+func newEncodeWorker(p *plan) *encodeWorker {
+	return &encodeWorker{encoding: &p.encoding, val: p.val, encoder: p.encoding.tokenizer.NewEncoder()}
+}
+
+func (w *encodeWorker) encodeChunks(todo <-chan *chunk) {
+	for ch := range todo {
+		ch.err = w.encodeChunk(ch)
+		close(ch.done)
+	}
+}
+
+func (w *encodeWorker) encodeChunk(ch *chunk) error {
+	w.notes = &ch.notes
+	// Most texts have fewer than three tokens in eight bytes.
+	train := &ch.encoded[trainSplit]
+	train.tokens = slices.Grow(train.tokens, len(ch.text)*w.encoding.width*3/8)
+	for i := range ch.pieces {
+		piece := &ch.pieces[i]
+		if piece.leftOut {
+			addLeftOut(&ch.notes.NotUTF8, 1, piece.in.path)
+			continue
+		}
+		var err error
+		switch format := piece.in.format; {
+		case w.encoding.isJSON(format):
+			err = w.encodeLines(ch, piece)
+		case format.hasRows():
+			err = w.encodeRow(ch, piece)
+		default:
+			err = w.encodeText(ch, piece)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", piece.in.name(), err)
+		}
+	}
+	return nil
+}
+
+func (w *encodeWorker) encodeText(ch *chunk, piece *textPiece) error {
+	valid, bad := w.encoding.toValidUTF8(piece.text)
+	switch {
+	case w.encoding.skipInvalid && bad >= 0:
+		addLeftOut(&ch.notes.NotUTF8, 1, piece.in.path)
+		return nil
+	case bad >= 0 && w.encoding.replaceInvalid:
+		ch.notes.Replaced.add(piece.in.path)
+	case bad >= 0:
+		return fmt.Errorf("not valid UTF-8 at byte %d: convert it to UTF-8, or use --invalid replace or skip, or --by byte", piece.start.Offset+int64(bad))
+	}
+	out := ch.split(piece.start.Val)
+	before := len(out.tokens)
+	if piece.startsDocument {
+		w.beginDocument(out)
+	}
+	const mask = 0 // with --mask, there is no text
+	switch err := w.appendText(out, valid, mask, piece.startsDocument); {
+	case err == errChanged:
+		return err
+	case err != nil:
+		return fmt.Errorf("the text from byte %d on %w", piece.start.Offset, err)
+	}
+	if piece.startsDocument && piece.endsDocument && w.lacksTokens(out, before) {
+		addLeftOut(&ch.notes.Empty, 1, piece.in.path)
+		return nil
+	}
+	if piece.endsDocument {
+		w.endDocument(out, 0)
+	}
+	return nil
+}
+
+// encodeRow encodes a row that is a text.
+func (w *encodeWorker) encodeRow(ch *chunk, piece *textPiece) error {
+	at := place{"row", piece.start.Offset + 1}
+	valid, bad := w.encoding.toValidUTF8(piece.text)
+	switch {
+	case w.encoding.skipInvalid && bad >= 0:
+		addLeftOut(&ch.notes.NotUTF8, 1, at.of(piece.in))
+		return nil
+	case bad >= 0 && w.encoding.replaceInvalid:
+		ch.notes.Replaced.add(at.of(piece.in))
+	case bad >= 0:
+		return fmt.Errorf("%s: not valid UTF-8 at byte %d: use --invalid replace or skip, or --by byte", at, bad)
+	}
+	if err := w.encodeDocument(ch, piece.in, at, []maskedText{{valid, w.encoding.fields[0].mask}}); err != nil {
+		return fmt.Errorf("%s: %w", at, err)
+	}
+	return nil
+}
+
+// encodeLines encodes the documents of a piece that is JSON: of its lines, or of its only row.
+func (w *encodeWorker) encodeLines(ch *chunk, piece *textPiece) error {
+	for at, line := range piece.jsonLines() {
+		if err := w.encodeLine(ch, piece.in, at, line); err != nil {
+			return fmt.Errorf("%s: %w", at, err)
+		}
+	}
+	return nil
+}
+
+// jsonLines yields each line of a piece that is not blank, as JSON: NaN and the infinities are
+// replaced by 0. If the piece is a row of another format, the only line is the JSON of that row.
+func (p *textPiece) jsonLines() iter.Seq2[place, jsontext.Value] {
+	return func(yield func(place, jsontext.Value) bool) {
+		if p.in.format != jsonlFormat {
+			yield(place{"row", p.start.Offset + 1}, p.text)
+			return
+		}
+		at := place{"line", p.start.Line}
+		for line := range bytes.Lines(p.text) {
+			at.number++
+			line = bytes.TrimPrefix(line, byteOrderMark) // concatenated files have one each
+			if len(bytes.TrimSpace(line)) > 0 && !yield(at, replaceNaN(line)) {
+				return
+			}
+		}
+	}
+}
+
+// encodeLine encodes the document of a line of JSON.
+func (w *encodeWorker) encodeLine(ch *chunk, in *input, at place, line jsontext.Value) error {
+	if !utf8.Valid(line) {
+		switch {
+		case w.encoding.replaceInvalid:
+			line = replaceInvalid(line)
+			ch.notes.Replaced.add(at.of(in))
+		case w.encoding.skipInvalid:
+			addLeftOut(&ch.notes.NotUTF8, 1, at.of(in))
+			return nil
+		default:
+			return fmt.Errorf("not valid UTF-8 at byte %d: convert it to UTF-8, or use --invalid replace or skip", firstInvalid(line))
+		}
+	}
+	ch.notes.Lines++
+	encode := w.encodeLineTexts
+	if w.encoding.ids {
+		encode = w.encodeIDs
+	}
+	var err error
+	if w.encoding.id != nil {
+		w.id, err = w.encoding.documentID(line)
+	}
+	if err == nil {
+		err = encode(ch, in, at, line)
+	}
+	if unusable, ok := errors.AsType[unusableError](err); ok {
+		if w.encoding.skipInvalid {
+			ch.notes.addUnusable(unusable.kind, at.of(in))
+			return nil
+		}
+		return fmt.Errorf("%w; to leave such %ss out, use --invalid skip", err, at.kind)
+	}
+	return err
+}
+
+func (w *encodeWorker) encodeLineTexts(ch *chunk, in *input, at place, line jsontext.Value) error {
+	texts, counted, err := w.lineTexts(line)
+	if err != nil {
+		return err
+	}
+	ch.notes.add(counted)
+	return w.encodeDocument(ch, in, at, texts)
+}
 
 // encodeDocument encodes a document of an input unless it has no text or no tokens.
 func (w *encodeWorker) encodeDocument(ch *chunk, in *input, at place, texts []maskedText) error {

@@ -115,3 +115,7 @@ func writeDatatroveMetadata(dir *os.Root, name string, s shardInfo) error {
 		return err
 	})
 }
+
+// idsSuffix is appended to the name of a token file to form that of the file with the ids of its
+// documents: a line of JSON for each, in the order of the index.
+const idsSuffix = ".ids"

@@ -90,3 +90,38 @@ func describe(value jsontext.Value) string {
 	kinds := map[jsontext.Kind]string{jsontext.KindString: "a text", jsontext.KindBeginArray: "a list", jsontext.KindBeginObject: "an object", jsontext.KindNumber: "a number"}
 	return cmp.Or(kinds[value.Kind()], string(value))
 }
+
+// replaceNaN replaces NaN, Infinity and -Infinity, which Python's json writes, with numbers of the
+// same length, because they are not JSON.
+func replaceNaN(line []byte) []byte {
+	if !bytes.Contains(line, []byte("NaN")) && !bytes.Contains(line, []byte("Infinity")) {
+		return line
+	}
+	line = bytes.Clone(line)
+	for i := 0; i < len(line); i++ {
+		switch line[i] {
+		case '"':
+			for i++; i < len(line) && line[i] != '"'; i++ {
+				if line[i] == '\\' {
+					i++
+				}
+			}
+		case 'N', 'I':
+			for _, name := range []string{"NaN", "Infinity"} {
+				before, after := line[:i], line[i:]
+				if name == "Infinity" {
+					before = bytes.TrimSuffix(before, []byte("-"))
+				}
+				rest, ok := bytes.CutPrefix(after, []byte(name))
+				if ok && endsWithAny(before, ":,[ \t") && (len(rest) == 0 || bytes.IndexByte([]byte(",]} \t\r\n"), rest[0]) >= 0) {
+					copy(after, "0         "[:len(name)])
+				}
+			}
+		}
+	}
+	return line
+}
+
+func endsWithAny(text []byte, bytesBefore string) bool {
+	return len(text) > 0 && bytes.IndexByte([]byte(bytesBefore), text[len(text)-1]) >= 0
+}

@@ -197,3 +197,12 @@ func (w *encodeWorker) countDropped(fields []field, depth int, name []byte, valu
 		w.notes.Dropped.add(string(name), 1)
 	}
 }
+
+// documentID returns the value to which --id leads in a line, as JSON without line breaks.
+func (e *encoding) documentID(line jsontext.Value) (jsontext.Value, error) {
+	value, err := readField(*e.id, line, field.valueIn)
+	if kind := value.Kind(); err == nil && (kind == jsontext.KindBeginArray || kind == jsontext.KindBeginObject) {
+		err = unusable("field "+e.id.String()+" is not a single value", " but "+describe(value))
+	}
+	return value, err
+}

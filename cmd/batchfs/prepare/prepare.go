@@ -10,12 +10,11 @@
 //   - the command: prepare.go, print.go, estimate.go (--dry-run)
 //   - the plan: plan.go, ids.go (--ids), count.go (a pass in advance, as for --by char)
 //   - the inputs: find.go, inputs.go, nontext.go, decompress.go, remote.go, part.go
-//   - from reader to writer: pipeline.go, chunk.go, notes.go (what is counted on the way)
-//   - the reader of text and JSON lines: read.go, readtext.go, readlines.go, textbuffer.go
+//   - from reader to writer: pipeline.go, notes.go (what is counted on the way)
+//   - the reader of text and JSON lines: read.go, readtext.go
 //   - the reader of rows: readparquet.go, parquetpages.go, readarrow.go, readrows.go, columns.go
-//   - the encoders: encodeworker.go, encodetext.go, encoderows.go, encodelines.go, encodeids.go,
-//     encode.go, val.go, utf8.go, memory.go
-//   - what they find in a line: linetexts.go, field.go, documentid.go, json.go
+//   - the encoders: encode.go, encodeids.go, val.go, utf8.go, memory.go
+//   - what they find in a line: linetexts.go, field.go, json.go
 //   - the tokenizers: tokenizer.go, specialnames.go
 //   - the writer: write.go, format.go, manifest.go (vocab.json)
 //   - the directories it writes to: workdir.go, checkpoint.go, existing.go (an earlier run)

@@ -74,3 +74,25 @@ func (r *reader) readInput(in *input, from position) error {
 }
 
 func (r *reader) countBytes(n int) { r.bytesRead += int64(n) }
+
+// add appends a text piece that ends at position end to the current chunk, and emits the chunk if
+// it is full.
+func (r *reader) add(piece textPiece, end position) error {
+	begin := len(r.current.text)
+	r.current.text = append(r.current.text, piece.text...)
+	piece.text = r.current.text[begin:]
+	r.current.pieces = append(r.current.pieces, piece)
+	end.Read = r.bytesRead
+	r.current.end = end
+	if len(r.current.text) < chunkSize/2 && len(r.current.pieces) < 1<<14 {
+		return nil
+	}
+	full := r.current
+	r.current = chunks.Get().(*chunk)
+	r.emitErr = r.emit(full)
+	return r.emitErr
+}
+
+func (r *reader) leaveOut(in *input, pos position) error {
+	return r.add(textPiece{in: in, start: pos, leftOut: true}, position{Input: pos.Input + 1})
+}

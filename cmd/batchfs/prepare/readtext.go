@@ -1,10 +1,64 @@
 package prepare
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"unicode/utf8"
 )
+
+// readLines reads JSON lines. It only cuts them, because decoding takes long.
+func (r *reader) readLines(s *stream, pos position) error {
+	if leftOut, err := r.begin(s, &pos); leftOut || err != nil {
+		return err
+	}
+	lastLineEnd := func(text []byte) int { return bytes.LastIndexByte(text, '\n') + 1 }
+	for {
+		n, err := r.fillToCut(s, lastLineEnd)
+		switch {
+		case err != nil || n == 0 && r.ended:
+			return err
+		case n == 0 && r.encoding.skipInvalid:
+			if err := r.leaveOutLine(s, &pos); err != nil {
+				return err
+			}
+			continue
+		case n == 0:
+			return fmt.Errorf("line %d has more than %d bytes, which is the limit: shorten it, or let prepare leave such lines out with --invalid skip", pos.Line+1, maxLine)
+		}
+		piece := textPiece{text: r.buf[:n], in: s.in, start: pos}
+		pos.Offset += int64(n)
+		pos.Line += int64(bytes.Count(piece.text, []byte("\n")))
+		if r.ended {
+			return r.add(piece, position{Input: pos.Input + 1})
+		}
+		if err := r.add(piece, pos); err != nil {
+			return err
+		}
+		r.drop(n)
+	}
+}
+
+// leaveOutLine leaves out a line that is longer than the buffer.
+func (r *reader) leaveOutLine(s *stream, pos *position) error {
+	pos.Line++
+	r.current.notes.addUnusable(tooLong, place{"line", pos.Line}.of(s.in))
+	for ended := false; !ended; {
+		if err := r.fill(s, chunkSize); err != nil {
+			return err
+		}
+		n := bytes.IndexByte(r.buf, '\n') + 1
+		ended = n > 0 || r.ended
+		if n == 0 {
+			n = len(r.buf)
+		}
+		pos.Offset += int64(n)
+		r.drop(n)
+	}
+	return nil
+}
 
 // readText reads a text: one document, or two if val begins inside it.
 func (r *reader) readText(s *stream, pos position) error {
@@ -104,3 +158,71 @@ func (in *input) hasInvalidUTF8() (bool, error) {
 		rest = copy(buf, text[end:])
 	}
 }
+
+var byteOrderMark = []byte("\ufeff")
+
+// begin starts to read text at a position, and skips a byte order mark. It reports whether the
+// input is left out, and returns an error if the input does not begin like text.
+func (r *reader) begin(s *stream, pos *position) (leftOut bool, err error) {
+	r.buf, r.ended = r.buf[:0], false
+	if err := r.fill(s, chunkSize); err != nil || pos.Offset > 0 {
+		return false, err
+	}
+	if bytes.HasPrefix(r.buf, byteOrderMark) {
+		r.drop(len(byteOrderMark))
+		pos.Offset = int64(len(byteOrderMark))
+	}
+	switch kind := nonTextContent(s.in, r.buf); {
+	case s.decompressor == nil && isCompressedName(s.in.path) && !s.in.asText && !utf8.Valid(r.buf[:runeEnd(r.buf)]):
+		return false, errors.New("is neither gzip nor zstd, and not text: copy or download the file again, or leave it out")
+	case kind == nil:
+		return false, nil
+	case kind.binary && r.encoding.leavesOutBinary():
+		return true, r.leaveOut(s.in, *pos)
+	default:
+		return false, kind.refused()
+	}
+}
+
+// fillToCut reads until cut finds a place in the buffer or the input ends. It returns the length of
+// the text before that place. If the buffer is full and has no such place, it returns 0. Unless the
+// input has ended, the buffer has more text than that.
+func (r *reader) fillToCut(s *stream, cut func(text []byte) int) (int, error) {
+	for size := chunkSize; ; size *= 2 {
+		if err := r.fill(s, size); err != nil {
+			return 0, err
+		}
+		if r.ended {
+			return len(r.buf), nil
+		}
+		n := cut(r.buf)
+		if n == len(r.buf) { // one more byte shows whether the input ends here
+			if err := r.fill(s, n+1); err != nil {
+				return 0, err
+			}
+			if r.ended {
+				return len(r.buf), nil
+			}
+		}
+		if n > 0 || size >= maxLine {
+			return n, nil
+		}
+	}
+}
+
+// fill reads until the buffer holds n bytes or the input ends.
+func (r *reader) fill(s *stream, n int) error {
+	r.buf = slices.Grow(r.buf, max(0, n-len(r.buf)))
+	for len(r.buf) < n && !r.ended {
+		read, err := s.Read(r.buf[len(r.buf):n])
+		r.buf = r.buf[:len(r.buf)+read]
+		r.ended = err == io.EOF
+		if err != nil && !r.ended {
+			return err
+		}
+	}
+	return nil
+}
+
+// drop removes the first n bytes of the buffer.
+func (r *reader) drop(n int) { r.buf = r.buf[:copy(r.buf, r.buf[n:])] }
