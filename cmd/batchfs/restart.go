@@ -29,7 +29,8 @@ and the old worker keeps serving. However, a mixture can get other stages, max_e
 and further sources, provided that no row that was read or prefetched changes. The
 command also fails if a split cannot be read after the restart.
 
-Sending SIGHUP to the supervisor of the mount does the same.`,
+Sending SIGHUP to the supervisor of the mount does the same, unless it has lost its
+terminal, which ends the mount.`,
 		Example: "  batchfs restart /mnt/batches",
 		Args:    cobra.ExactArgs(1),
 		RunE: command.Interruptible(func(cmd *cobra.Command, args []string) error {
@@ -57,7 +58,10 @@ func restart(m *mount.Mounted) (worker int64, err error) {
 	if err := m.CheckRunning(); err != nil {
 		return 0, err
 	}
-	before := shared.Restarts.Load()
+	// Await a restart that begins after this, because one in progress may have read the
+	// configuration before it changed.
+	before := max(shared.Restarts.Load(), shared.RestartsBegun.Load())
+	shared.AnnounceRestart()
 	if err := m.Signal(syscall.SIGHUP); err != nil {
 		return 0, err
 	}

@@ -152,7 +152,7 @@ func (m *Mounted) verify() error {
 	if user, err := m.Credential(); err != nil || int(user.Uid) != m.Owner {
 		return ErrDead
 	}
-	file, err := m.findMemfd(stateMemfd)
+	file, err := m.findMemfd(stateMemfd, holdsState)
 	if err == nil {
 		return file.Close()
 	}
@@ -270,7 +270,7 @@ func (m *Mounted) State() (*state.Shared, error) {
 }
 
 func (m *Mounted) mapState() (*state.Shared, error) {
-	file, err := m.openMemfd(stateMemfd, os.O_RDWR)
+	file, err := m.openMemfd(stateMemfd, os.O_RDWR, holdsState)
 	if err != nil {
 		return nil, err
 	}
@@ -281,14 +281,23 @@ func (m *Mounted) mapState() (*state.Shared, error) {
 // Snapshot opens the snapshot that the supervisor gives to new workers. The caller must close it.
 // Only root and the user who mounted may do so.
 func (m *Mounted) Snapshot() (*os.File, error) {
-	if err := m.CheckAlive(); err != nil {
+	shared, err := m.State()
+	if err != nil {
 		return nil, err
 	}
-	return m.openMemfd("batchfs-snapshot", os.O_RDONLY)
+	defer shared.Close()
+	for {
+		inode := shared.Snapshot.Load()
+		file, err := m.openMemfd("batchfs-snapshot", os.O_RDONLY, func(memfd *os.File) bool { return inode == 0 || inodeOf(memfd) == inode })
+		if err == nil || shared.Snapshot.Load() == inode { // otherwise, it has just been replaced
+			return file, err
+		}
+	}
 }
 
-func (m *Mounted) openMemfd(name string, flag int) (*os.File, error) {
-	file, err := m.findMemfd(name)
+// openMemfd opens a memfd of the supervisor, by its name and a function that recognizes it.
+func (m *Mounted) openMemfd(name string, flag int, matches func(memfd *os.File) bool) (*os.File, error) {
+	file, err := m.findMemfd(name, matches)
 	if err != nil {
 		return nil, err
 	}
@@ -302,9 +311,9 @@ func permissionError(err error) error {
 
 const stateMemfd = "batchfs" // name of the memfd from state.New
 
-// findMemfd opens a memfd of the supervisor by name, with O_PATH. A log of the Python package has
-// the same name as the shared memory, which must therefore be recognized by its content.
-func (m *Mounted) findMemfd(name string) (*os.File, error) {
+// findMemfd is like openMemfd, but opens the memfd with O_PATH. A name is not enough: a log of the
+// Python package has that of the shared memory, and a supervisor may hold several snapshots.
+func (m *Mounted) findMemfd(name string, matches func(memfd *os.File) bool) (*os.File, error) {
 	dir := process.Dir(m.Supervisor) + "/fd/"
 	fds, err := os.ReadDir(dir)
 	if err != nil {
@@ -320,12 +329,12 @@ func (m *Mounted) findMemfd(name string) (*os.File, error) {
 		}
 		file, err := os.OpenFile(dir+fd.Name(), unix.O_PATH, 0)
 		if errors.Is(err, os.ErrNotExist) { // replaced in the meantime
-			return m.findMemfd(name)
+			return m.findMemfd(name, matches)
 		}
 		if err != nil {
 			return nil, err
 		}
-		if isMemfd(file, m.Owner) && (name != stateMemfd || holdsState(file)) {
+		if isMemfd(file, m.Owner) && matches(file) {
 			return file, nil
 		}
 		file.Close()
@@ -342,6 +351,15 @@ func isMemfd(file *os.File, owner int) bool {
 	}
 	stat := info.Sys().(*syscall.Stat_t)
 	return info.Mode().IsRegular() && stat.Nlink == 0 && int(stat.Uid) == owner
+}
+
+// inodeOf returns the inode number of a file, or 0 if it is unknown.
+func inodeOf(file *os.File) uint64 {
+	info, err := file.Stat()
+	if err != nil {
+		return 0
+	}
+	return info.Sys().(*syscall.Stat_t).Ino
 }
 
 // holdsState reports whether a memfd holds the shared memory of a mount. It never blocks.

@@ -148,7 +148,7 @@ func TestForgedMemory(t *testing.T) {
 }
 
 func TestSnapshot(t *testing.T) {
-	m, _, _ := newTestMount(t)
+	m, _, shared := newTestMount(t)
 	if _, err := m.Snapshot(); err == nil || !strings.Contains(err.Error(), "is not the supervisor") {
 		t.Errorf("the snapshot of a process that has none: %v", err)
 	}
@@ -166,6 +166,26 @@ func TestSnapshot(t *testing.T) {
 		}
 		file.Close()
 		snapshot.Close()
+	}
+
+	// During a restart, a supervisor has several.
+	var list []*os.File
+	for i := range 3 {
+		fd, err := unix.MemfdCreate("batchfs-snapshot", unix.MFD_CLOEXEC)
+		noError(t, err)
+		snapshot := os.NewFile(uintptr(fd), "snapshot")
+		defer snapshot.Close()
+		fmt.Fprint(snapshot, i)
+		list = append(list, snapshot)
+	}
+	for i, snapshot := range list {
+		shared.Snapshot.Store(inodeOf(snapshot))
+		file, err := m.Snapshot()
+		noError(t, err)
+		if got, err := io.ReadAll(file); err != nil || string(got) != fmt.Sprint(i) {
+			t.Errorf("the snapshot is %q (%v), want %d", got, err, i)
+		}
+		file.Close()
 	}
 }
 

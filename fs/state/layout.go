@@ -16,8 +16,9 @@ const MaxSequences = 1 << 16
 
 // Shared is the shared memory of a mount, as one process maps it. It is safe for concurrent use
 // unless a method or field says otherwise. Any process may read it at any time. Only the serving
-// worker writes it, except that the supervisor writes the fields marked as its own, commands set
-// seek, and NewConnection resets the connection's records while no worker runs.
+// worker writes it, except that the supervisor and commands write the fields marked as theirs,
+// commands set seek and the records of rows that they read (FurthestFor), and NewConnection resets
+// the connection's records while no worker runs.
 type Shared struct {
 	*mountState
 	*Counters
@@ -81,9 +82,17 @@ type mountState struct {
 	slotsUsed           atomic.Uint64 // slots ever used
 	assignmentsRecorded atomic.Uint64 // assignments ever recorded
 
-	Supervisor, Standby atomic.Int64 // process ids, at most a second old; written by the supervisor
-	OOMScore            atomic.Int64 // the supervisor's initial oom_score_adj, which it writes
-	program             [64]byte     // version of the worker's batchfs, padded with zeros
+	// Process ids or 0, at most a second old; written by the supervisor.
+	Supervisor, Standby atomic.Int64
+
+	OOMScore atomic.Int64 // the supervisor's initial oom_score_adj, which it writes
+	program  [64]byte     // version of the worker's batchfs, padded with zeros
+
+	// RestartsBegun also counts the one in progress. Snapshot is the inode number of the current
+	// snapshot. The supervisor writes both.
+	RestartsBegun    atomic.Uint64
+	restartAnnounced atomic.Int64 // clock.Now of the last AnnounceRestart; written by commands
+	Snapshot         atomic.Uint64
 }
 
 // Counters are the counters of a mount. They outlive its workers.

@@ -172,3 +172,14 @@ func (s *Shared) Unresponsive() map[string]time.Duration {
 	}
 	return waiting
 }
+
+// AnnounceRestart tells the supervisor that a signal to restart follows.
+func (s *Shared) AnnounceRestart() { s.restartAnnounced.Store(clock.Now()) }
+
+// announcedFor is how long a signal may take after it was announced.
+const announcedFor = 10 * time.Second
+
+// IsRestartAnnounced reports whether a signal to restart has just been announced.
+func (s *Shared) IsRestartAnnounced() bool {
+	return clock.Now()-s.restartAnnounced.Load() < int64(announcedFor)
+}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"syscall"
 	"time"
 
 	"batchfs/fs/mount"
@@ -17,13 +18,25 @@ import (
 // rejectRestart leaves the old one in place. If the new worker fails later, or the old one fails
 // during the restart, failRestart leaves the old program and snapshot to another worker.
 
-// restart starts the worker of a restart. A second request during a restart shares its outcome.
+// requestRestart handles a signal to replace the worker. If a restart is in progress, another one
+// follows, because the configuration may have changed after the new worker read it.
+func (s *supervisor) requestRestart() error {
+	if !s.shared.IsRestartAnnounced() && s.IsOrphaned() {
+		return s.stop()
+	}
+	s.restartRequested = true
+	return nil
+}
+
+func (s *supervisor) isRestarting() bool { return s.next != nil && s.next.isRestart }
+
+// restart starts the worker of a restart.
 func (s *supervisor) restart() {
+	s.restartRequested = false
+	s.shared.RestartsBegun.Add(1)
 	var p *workerProcess
 	var err error
 	switch {
-	case s.next != nil && s.next.isRestart:
-		return
 	case !s.graceEnd.IsZero():
 		err = errors.New("the mount is ending, and waits only for its open files to be closed")
 	case s.Connection != nil && !s.kernelResends():
@@ -157,7 +170,7 @@ func (s *supervisor) processFailed(p *workerProcess, why error) error {
 		if !isShortage(why) {
 			s.shared.Crashes.Add(1)
 		}
-		if s.next != nil && s.next.isRestart {
+		if s.isRestarting() {
 			s.next.kill()
 			s.next = nil
 			s.failRestart(errors.New("the worker failed during the restart; try again"))
@@ -230,11 +243,20 @@ func (s *supervisor) kernelResends() bool {
 
 // setSnapshot sets the snapshot for new workers, and ends a standby that started from an older one.
 func (s *supervisor) setSnapshot(file *os.File) {
-	s.Snapshot.Close()
+	old := s.Snapshot
 	s.Snapshot = file
+	s.recordSnapshot()
+	old.Close()
 	if s.next != nil && !s.next.isRestart {
 		s.next.kill()
 		s.next = nil
+	}
+}
+
+// recordSnapshot lets other processes tell s.Snapshot from that of a restart in progress.
+func (s *supervisor) recordSnapshot() {
+	if info, err := s.Snapshot.Stat(); err == nil {
+		s.shared.Snapshot.Store(info.Sys().(*syscall.Stat_t).Ino)
 	}
 }
 

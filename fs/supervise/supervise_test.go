@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -117,7 +118,7 @@ func newTestRun(t *testing.T, behavior string) *testRun {
 			cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", "WORKER="+r.behavior)
 			return cmd
 		},
-		Snapshot: snapshot, Restart: r.restart, Stop: r.stop, Grace: time.Minute,
+		Snapshot: snapshot, Restart: r.restart, IsOrphaned: func() bool { return false }, Stop: r.stop, Grace: time.Minute,
 		Serving: func(*state.Shared) {}, Restarted: func() {}, Stopping: func() {},
 		Log: slog.New(slog.NewTextHandler(r.log, nil)),
 	}, &mount.Mounted{Mountpoint: t.TempDir()}, write, shared, memory)
@@ -386,6 +387,69 @@ func TestStopBeforeItServes(t *testing.T) {
 	if left := children(); len(left) > 0 {
 		t.Errorf("processes that are left: %v", left)
 	}
+}
+
+// A request during a restart starts another one, which reads the configuration as it is then.
+func TestRequestDuringARestart(t *testing.T) {
+	r := newTestRun(t, "serve")
+	r.start(t)
+	awaitChildren(t, 2)
+	serving := fmt.Sprint(r.shared.Worker.Load())
+	r.setBehavior("hang")
+	r.restart <- syscall.SIGHUP
+	testwait.Until(t, "a restart", func() (any, bool) {
+		n := r.shared.RestartsBegun.Load()
+		return n, n == 1
+	})
+	r.restart <- syscall.SIGHUP
+	testwait.Until(t, "the receipt of the signal", func() (any, bool) { return len(r.restart), len(r.restart) == 0 })
+	r.setBehavior("serve")
+	for _, child := range children() {
+		if child != serving {
+			pid, _ := strconv.Atoi(child)
+			syscall.Kill(pid, syscall.SIGKILL)
+		}
+	}
+	r.awaitOutcome(t, 1)
+	if outcome := r.shared.LastRestart.String(); outcome != "" || r.shared.RestartsBegun.Load() != 2 {
+		t.Errorf("%d restarts began, the last one ended with %q", r.shared.RestartsBegun.Load(), outcome)
+	}
+	noError(t, r.end(t))
+}
+
+// If the terminal is gone, a signal ends the mount, unless a command announced it.
+func TestRequestWithoutATerminal(t *testing.T) {
+	for _, announced := range []bool{true, false} {
+		r := newTestRun(t, "serve")
+		r.awaitServing(t)
+		r.IsOrphaned = func() bool { return true }
+		if announced {
+			r.shared.AnnounceRestart()
+		}
+		if err := r.requestRestart(); err != nil && err != errStopped || r.restartRequested != announced || r.graceEnd.IsZero() != announced {
+			t.Errorf("announced: %v; %v; restart: %v; the grace period ends at %v", announced, err, r.restartRequested, r.graceEnd)
+		}
+	}
+}
+
+// The recorded standby is one that can take over by itself.
+func TestStandbyIsRecorded(t *testing.T) {
+	r := newTestRun(t, "serve")
+	r.awaitServing(t)
+	check := func(when string, want int) {
+		t.Helper()
+		noError(t, r.ping())
+		if got := r.shared.Standby.Load(); got != int64(want) {
+			t.Errorf("%s: %d, want %d", when, got, want)
+		}
+	}
+	check("with a standby", r.next.cmd.Process.Pid)
+	r.supervisor.restart()
+	check("during a restart", 0)
+	r.graceEnd = time.Now().Add(time.Minute)
+	r.next.kill()
+	r.next = nil
+	check("without a standby", 0)
 }
 
 func TestRestartInTheGracePeriod(t *testing.T) {

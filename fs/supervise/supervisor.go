@@ -36,9 +36,12 @@ type Options struct {
 	Worker   func(isRestart bool) *exec.Cmd
 	Snapshot *os.File         // snapshot for the first worker; Run closes it
 	Restart  <-chan os.Signal // signals to replace the worker
-	Stop     <-chan os.Signal // signals to unmount; the second one ends the grace period
-	Grace    time.Duration    // time for open files to be closed before the mount ends
-	NoResend bool             // whether to assume that the kernel does not resend requests
+	// IsOrphaned reports whether a signal to replace the worker was sent because the terminal of
+	// this process is gone, and is one to unmount. It is not asked about those of batchfs restart.
+	IsOrphaned func() bool
+	Stop       <-chan os.Signal // signals to unmount; the second one ends the grace period
+	Grace      time.Duration    // time for open files to be closed before the mount ends
+	NoResend   bool             // whether to assume that the kernel does not resend requests
 
 	Serving   func(*state.Shared) // called when the first worker serves
 	Restarted func()              // called after each restart that succeeds
@@ -57,6 +60,8 @@ type supervisor struct {
 	worker  *workerProcess // serving, or about to; nil until retryAt
 	next    *workerProcess // the standby, or the new worker of a restart, or nil
 	retryAt time.Time
+
+	restartRequested bool // whether to restart once a worker serves and no restart is in progress
 
 	servingSince  time.Time     // time when a worker last began to serve; zero before the first
 	repliesBefore uint64        // value of Replies when the worker was promoted
@@ -122,6 +127,7 @@ func Run(mountpoint string, o Options) error {
 	shared.Supervisor.Store(int64(os.Getpid()))
 	shared.OOMScore.Store(surviveOOM())
 	s := newSupervisor(o, mounted, connection, shared, memory)
+	s.recordSnapshot()
 	defer func() { // both fields may change
 		s.connection.Close()
 		s.Snapshot.Close()
@@ -190,14 +196,13 @@ func (s *supervisor) run() error {
 				return err
 			}
 		}
-		restart := s.Restart
-		if s.worker == nil || !s.worker.isServing {
-			restart = nil // restarts wait until a worker serves
+		if s.restartRequested && s.worker != nil && s.worker.isServing && !s.isRestarting() {
+			s.restart()
 		}
 		var err error
 		select {
-		case <-restart:
-			s.restart()
+		case <-s.Restart:
+			err = s.requestRestart()
 		case <-s.Stop:
 			err = s.stop()
 		case m := <-s.worker.inbox():
@@ -246,9 +251,11 @@ func (s *supervisor) handleMessage(p *workerProcess, m message) error {
 // ping sends a ping, or replaces a worker that hangs. Only the time that the worker could have run
 // counts, because it may have waited for a processor, and this process may have been stopped.
 func (s *supervisor) ping() error {
-	if s.next != nil {
-		s.shared.Standby.Store(int64(s.next.cmd.Process.Pid))
+	standby := 0
+	if s.next != nil && !s.next.isRestart {
+		standby = s.next.cmd.Process.Pid
 	}
+	s.shared.Standby.Store(int64(standby))
 	if s.worker == nil || !s.worker.isServing {
 		return nil
 	}

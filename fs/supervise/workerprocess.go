@@ -215,6 +215,9 @@ func (p *workerProcess) kill() {
 		p.lastMessage = (<-p.messages).text
 		p.isServing = p.lastMessage == msgServing
 	}
+	if !p.isServing {
+		p.publishedSnapshot.Close()
+	}
 }
 
 // awaitEnd waits until the process ends, so that it cannot write to the shared memory while the

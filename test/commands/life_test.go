@@ -208,27 +208,63 @@ func TestReports(t *testing.T) {
 	report("busy", nothing)
 }
 
-// A mount in the foreground ends when its terminal is closed.
+// A mount in the foreground ends when its terminal is closed, but not with nohup, nor if it was
+// disowned before. A restart never ends it.
 func TestTerminalIsClosed(t *testing.T) {
 	t.Parallel()
 	e2e.NeedFUSE(t)
 	config, _ := e2e.SmallConfig(t, 1)
-	dir := t.TempDir()
-	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
-	out := e2e.Run(t, e2e.Python, "-c", `
-import os, pty, sys
+	for mode, want := range map[string]string{"plain": "ended\n", "nohup": "restarted\n", "disowned": "restarted\n"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
+			out := e2e.Run(t, e2e.Python, "-c", `
+import os, pty, signal, subprocess, sys
+mode, program, dir = sys.argv[1:4]
 reports, theirs = os.pipe()
 pid, terminal = pty.fork()
 if pid == 0:
+    if mode == "nohup":
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    if mode == "disowned" and os.fork() != 0:
+        signal.pause()
+    if mode == "disowned":
+        os.setpgid(0, 0)
     os.set_inheritable(theirs, True)
-    os.execv(sys.argv[1], [*sys.argv[1:], "--status-fd", str(theirs)])
+    os.execv(program, [program, "mount", dir, *sys.argv[4:], "--status-fd", str(theirs)])
 os.close(theirs)
 report = os.read(reports, 1000)
 if b'"kind":"ready"' not in report:
     sys.exit(f"it ended: {report}")
 os.close(terminal)
-print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))`, e2e.Batchfs, "mount", "-c", config, dir)
-	if out != "0\n" || e2e.IsMounted(t, dir) {
-		t.Errorf("exit status %s, mounted: %v, want 0 and not mounted", out, e2e.IsMounted(t, dir))
+if mode != "nohup":
+    os.waitpid(pid, 0)
+if mode == "plain":
+    print("ended")
+else:
+    subprocess.run([program, "restart", dir], check=True, stdout=subprocess.DEVNULL)
+    print("restarted")
+    subprocess.run([program, "unmount", dir], check=True, stdout=subprocess.DEVNULL)`, mode, e2e.Batchfs, dir, "-c", config)
+			if out != want || e2e.IsMounted(t, dir) {
+				t.Errorf("%q, mounted: %v, want %q and not mounted", out, e2e.IsMounted(t, dir), want)
+			}
+		})
 	}
+}
+
+// With nohup, the end of a session does not end a command.
+func TestNohup(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "data")
+	cmd := exec.Command("nohup", e2e.PlainBatchfs, "prepare", "-", "--by", "byte", "--val", "0", "--out", dir)
+	input := e2e.Must(cmd.StdinPipe())(t)
+	ended := e2e.Begin(t, cmd)
+	e2e.AwaitRun(t, "test", "-d", filepath.Join(dir, ".prepare"))
+	e2e.NoError(t, cmd.Process.Signal(syscall.SIGHUP))
+	io.WriteString(input, "text")
+	input.Close()
+	e2e.AwaitExit(t, cmd, ended)
+	e2e.Equal(t, "the exit status", cmd.ProcessState.ExitCode(), 0)
+	e2e.Run(t, "test", "-e", filepath.Join(dir, "train.bin"))
 }

@@ -11,11 +11,11 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"syscall"
 
 	"github.com/spf13/cobra"
 
 	"batchfs/cmd/batchfs/chart"
+	"batchfs/cmd/batchfs/command"
 )
 
 type options struct {
@@ -62,7 +62,7 @@ and run nothing else in the meantime.`,
 				}
 			}
 			// The first signal ends the run. Further ones must not interrupt cleaning up.
-			signal.Notify(make(chan os.Signal, 1), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+			signal.Notify(make(chan os.Signal, 1), command.Signals()...)
 			err := o.run(&stage{ctx: cmd.Context(), stderr: cmd.ErrOrStderr()}, cmd.OutOrStdout())
 			if cmd.Context().Err() != nil {
 				return errors.New("interrupted")

@@ -13,11 +13,20 @@ import (
 
 type stopKey struct{} // key of the function behind StopNotifying
 
-// UntilSignal returns a context that ends with the first signal. From then on, signals have their
-// default action again, so a second signal kills the process.
+// Signals are the signals that end a command. With nohup, SIGHUP is not one of them.
+func Signals() []os.Signal {
+	list := []os.Signal{syscall.SIGINT, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) { // signal.Notify would also catch an ignored one
+		list = append(list, syscall.SIGHUP)
+	}
+	return list
+}
+
+// UntilSignal returns a context that ends with the first of [Signals]. From then on, signals have
+// their default action again, so a second signal kills the process.
 func UntilSignal(ctx context.Context) context.Context {
 	first := make(chan os.Signal, 1)
-	signal.Notify(first, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	signal.Notify(first, Signals()...)
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {

@@ -81,7 +81,10 @@ func runSupervisor(
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(50) // this process makes little garbage and lives as long as the mount
 	}
-	restart, stop := signals()
+	isOrphaned := lostTerminal()
+	restart, stop := make(chan os.Signal, 1), make(chan os.Signal, 2)
+	signal.Notify(restart, syscall.SIGHUP)
+	signal.Notify(stop, syscall.SIGINT, syscall.SIGTERM)
 	// Each signal ends ctx or is in one of the channels, or both.
 	if command.StopNotifying(ctx); ctx.Err() != nil {
 		return command.ErrInterrupted
@@ -107,11 +110,12 @@ func runSupervisor(
 			cmd.Stderr = logTo
 			return cmd
 		},
-		Snapshot: file,
-		Restart:  restart,
-		Stop:     stop,
-		Grace:    c.Mount.Grace,
-		NoResend: snapshot.NoResend,
+		Snapshot:   file,
+		Restart:    restart,
+		IsOrphaned: isOrphaned,
+		Stop:       stop,
+		Grace:      c.Mount.Grace,
+		NoResend:   snapshot.NoResend,
 		Serving: func(shared *state.Shared) {
 			daemon.SdNotify(false, daemon.SdNotifyReady)
 			log.Info("mounted", "version", version, "pid", os.Getpid())
@@ -143,70 +147,14 @@ func serveMetrics(listener net.Listener, shared *state.Shared, log *slog.Logger)
 	go web.Serve(listener, mux, slog.NewLogLogger(log.Handler(), slog.LevelWarn))
 }
 
-// signals returns a channel of signals to restart and one of signals to stop. SIGHUP means restart,
-// or stop if this process has lost its terminal.
-func signals() (restart, stop chan os.Signal) {
-	restart, stop = make(chan os.Signal, 1), make(chan os.Signal, 2)
-	hangups := make(chan os.Signal, 1)
-	signal.Notify(stop, syscall.SIGINT, syscall.SIGTERM)
-	signal.Notify(hangups, syscall.SIGHUP)
+// lostTerminal returns a function that reports whether this process has lost its terminal. With
+// nohup, it always returns false.
+func lostTerminal() func() bool {
 	hasTerminal := func() bool {
 		tty, err := os.Open("/dev/tty")
 		tty.Close()
 		return err == nil
 	}
-	hadTerminal := hasTerminal()
-	go func() {
-		for sig := range hangups {
-			to := restart
-			if hadTerminal && !hasTerminal() {
-				to = stop
-			}
-			select {
-			case to <- sig:
-			default: // one is pending already
-			}
-		}
-	}()
-	return restart, stop
-}
-
-// An executable is the program of the workers. It is an open file, because the path may name
-// another program by the time a worker starts, or none.
-type executable struct {
-	path string   // a restart opens the program at this path
-	file *os.File // the program of the worker that serves
-	next *os.File // the program that the last restart opened, until it becomes file
-}
-
-func openExecutable() (*executable, error) {
-	path, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	file, err := os.Open("/proc/self/exe")
-	return &executable{path: path, file: file}, err
-}
-
-// worker returns the command of a worker. In a restart, the worker runs the program that is now at
-// the path.
-func (e *executable) worker(isRestart bool) *exec.Cmd {
-	file, args := e.file, []string{"worker"}
-	if isRestart {
-		next, err := os.Open(e.path)
-		if err != nil {
-			return &exec.Cmd{Err: err}
-		}
-		e.next.Close()
-		e.next, file, args = next, next, append(args, "--restart")
-	}
-	cmd := exec.Command(fmt.Sprintf("/proc/self/fd/%d", supervise.ExtraFd), args...)
-	cmd.Args[0], cmd.ExtraFiles = e.path, []*os.File{file}
-	return cmd
-}
-
-// adoptNext has all later workers run the program that the last restart has found.
-func (e *executable) adoptNext() {
-	e.file.Close()
-	e.file, e.next = e.next, nil
+	hadTerminal := !signal.Ignored(syscall.SIGHUP) && hasTerminal()
+	return func() bool { return hadTerminal && !hasTerminal() }
 }
