@@ -39,7 +39,8 @@ func fillsPageCache(in *fuse.ReadIn) bool { return in.ReadFlags&fuse.READ_LOCKOW
 
 func (t *tree) CostOfRead(in *fuse.ReadIn) guard.Cost {
 	i := inode(in.NodeId)
-	c, s := t.cost(i, false), t.sequences.peek(i.sequence())
+	rendersInfo := i.kind() == infoFile && t.mustRender(in)
+	c, s := t.cost(i, rendersInfo || t.needsSplit(i)), t.sequences.peek(i.sequence())
 	if fillsPageCache(in) {
 		c.Pages = guard.Pages{From: in.Offset, To: in.Offset + uint64(in.Size)}
 	}
@@ -78,13 +79,10 @@ func (t *tree) HandleRead(
 		return nil, fuse.EINVAL
 	}
 	reply, err := k.entry().content.read(t, readRequest{in, i, waited, buf, cancel})
-	if err == nil {
-		return reply, fuse.OK
+	if err != nil {
+		return nil, t.FailRequest(in.Unique, in.NodeId, err)
 	}
-	if k.isNext() {
-		t.shared.EndFailedRead(in.Fh)
-	}
-	return nil, t.FailRequest(in.Unique, in.NodeId, err)
+	return reply, fuse.OK
 }
 
 // logUnmappable logs which program tried to map next*, because the SIGBUS that it gets has no
@@ -102,10 +100,15 @@ const maxReadAttempts = 10
 // read locates the bytes of a READ and gets them from the same BatchList. If the file is one of
 // next*, the split follows changes, and the tokens change in between, it starts over with the new
 // tokens.
-func (c batchContent) read(t *tree, r readRequest) (fuse.ReadResult, error) {
+func (c batchContent) read(t *tree, r readRequest) (_ fuse.ReadResult, err error) {
 	var timer state.ReadTimer
 	if c.selector == nextBatch {
 		timer = t.shared.BeginRead(r.inode.sequence(), r.Fh, r.Pid, r.Unique, r.waited)
+		defer func() {
+			if err != nil {
+				timer.Discard()
+			}
+		}()
 	}
 	for attempt := 1; ; attempt++ {
 		part, err := t.locate(r)

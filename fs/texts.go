@@ -53,6 +53,15 @@ func (c *textCache) release(fh uint64) {
 // textBits is the number of low bits of a text's handle that hold the length of the text, in bytes.
 const textBits = 32
 
+// textLen returns the length of the text of a handle, in bytes.
+func textLen(fh uint64) uint64 { return fh & (1<<textBits - 1) }
+
+// isAtEnd reports whether a READ begins at the end of a text that is not empty.
+func isAtEnd(in *fuse.ReadIn) bool { return in.Offset > 0 && in.Offset >= textLen(in.Fh) }
+
+// mustRender reports whether a READ of a text renders it again.
+func (t *tree) mustRender(in *fuse.ReadIn) bool { return !isAtEnd(in) && t.texts.get(in.Fh) == nil }
+
 func (t *tree) openText(i inode, cancel <-chan struct{}) (fh uint64) {
 	rendered := i.kind().entry().text.render(t, i, cancel)
 	fh = t.shared.TextHandles.Add(1)<<textBits | uint64(len(rendered))
@@ -84,12 +93,11 @@ func (c textContent) textOf(t *tree, r readRequest) ([]byte, error) {
 	if cached := t.texts.get(r.Fh); cached != nil {
 		return cached, nil
 	}
-	size := r.Fh & (1<<textBits - 1)
-	if r.Offset > 0 && r.Offset >= size { // the reader is at the end
+	if isAtEnd(r.ReadIn) {
 		return nil, nil
 	}
 	rendered := c.render(t, r.inode, r.cancel)
-	if r.Offset > 0 && uint64(len(rendered)) != size {
+	if r.Offset > 0 && uint64(len(rendered)) != textLen(r.Fh) {
 		return nil, errTextGone
 	}
 	t.texts.put(r.Fh, rendered)

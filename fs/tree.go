@@ -181,7 +181,7 @@ func attrTimeout(i inode) time.Duration {
 func (t *tree) CostOfLookup(header *fuse.InHeader, name string) guard.Cost {
 	dir := inode(header.NodeId)
 	s := t.sequences.peek(dir.sequence())
-	return t.cost(dir, isSettingsDir(dir, name) || s != nil && s.Current().Spec().FollowsChanges || s == nil && dir.sequence() > 0)
+	return t.cost(dir, isSettingsDir(dir, name) || s != nil && s.Current().Spec().FollowsChanges || t.needsSplit(dir))
 }
 
 func (t *tree) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
@@ -248,7 +248,10 @@ func (t *tree) fillEntry(i inode, b BatchList, timeout time.Duration, out *fuse.
 
 func (t *tree) Forget(node, lookups uint64) { t.sequences.forget(inode(node).sequence(), lookups) }
 
-func (t *tree) CostOfGetAttr(in *fuse.GetAttrIn) guard.Cost { return t.cost(inode(in.NodeId), false) }
+func (t *tree) CostOfGetAttr(in *fuse.GetAttrIn) guard.Cost {
+	i := inode(in.NodeId)
+	return t.cost(i, t.needsSplit(i))
+}
 
 func (t *tree) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
 	i := inode(in.NodeId)
@@ -267,7 +270,7 @@ func (t *tree) OpenDir(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fu
 
 func (t *tree) CostOfReadDir(in *fuse.ReadIn) guard.Cost {
 	dir := inode(in.NodeId)
-	return t.cost(dir, t.sequences.peek(dir.sequence()) == nil && dir.sequence() > 0)
+	return t.cost(dir, t.needsSplit(dir))
 }
 
 func (t *tree) ReadDir(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
@@ -305,6 +308,12 @@ func (t *tree) cost(i inode, checksFiles bool) guard.Cost {
 		c.Rows = 1
 	}
 	return c
+}
+
+// needsSplit reports whether this worker must make the Split of a file, because the worker that made
+// it has ended. That may read token files.
+func (t *tree) needsSplit(i inode) bool {
+	return i.sequence() > 0 && t.sequences.peek(i.sequence()) == nil
 }
 
 func (t *tree) Rollback(id uint64) { t.handles.Rollback(id) }

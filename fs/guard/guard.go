@@ -80,9 +80,10 @@ type Pages struct{ From, To uint64 }
 //
 //	opcode   cost                 undone by
 //	LOOKUP   1 row or nothing     FORGET
-//	GETATTR  nothing              -
+//	GETATTR  1 row or nothing     -
 //	OPEN     1 row or nothing     RELEASE
-//	READ     its rows and reply   Discard
+//	READ     its rows and reply,  Discard
+//	         1 row or nothing
 //	READDIR  1 row or nothing     -
 //
 // Rollback returns the batch number of an abandoned READ without waiting for the handler.

@@ -97,12 +97,9 @@ func (r ReadTimer) End() {
 	r.sequence.ReplyTimes.record(time.Duration(now - r.began))
 }
 
-// Discard ends the timer without counting the wait.
+// Discard ends the timer of a request that fails, without counting the wait.
 func (r ReadTimer) Discard() {
 	if r.reader != nil {
 		r.reader.signedSince.CompareAndSwap(-r.began, clock.Now()) // fails if a newer one has begun
 	}
 }
-
-// EndFailedRead records that a request for a handle of next failed.
-func (s *Shared) EndFailedRead(fh uint64) { s.readers[fh%MaxHandles].signedSince.Store(clock.Now()) }

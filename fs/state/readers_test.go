@@ -34,6 +34,18 @@ func TestReadersKeepTheirCounters(t *testing.T) {
 	}
 }
 
+// A request that fails after it has timed out does not end the wait for a later one.
+func TestLateFailure(t *testing.T) {
+	shared := newTestHandles(t).shared
+	fh, _ := NewHandles(shared).Open(1, 7, false, 2)
+	late := shared.BeginRead(1, fh, 7, 4, time.Hour)
+	shared.BeginRead(1, fh, 7, 6, time.Minute)
+	late.Discard()
+	if waits, d := shared.Readers()[fh%MaxHandles].Since(); !waits || d < time.Minute {
+		t.Errorf("waits %v, for %v", waits, d)
+	}
+}
+
 func TestWaitsOutliveWorkers(t *testing.T) {
 	shared := newTestHandles(t).shared
 	fh, _ := NewHandles(shared).Open(1, 7, false, 2)
