@@ -101,9 +101,7 @@ func (b *BatchList) Read(dst []byte, k uint64, off int64) error {
 	if err := b.CheckEnd(last); err != nil {
 		return err
 	}
-	if last < b.spec.Batches {
-		b.furthest().Record(b.Sequence.ScheduleRow(last, b.Sequence.BatchSize), b.spec.Name, last)
-	}
+	b.furthest().Record(b.Sequence.ScheduleRow(last, b.Sequence.BatchSize), b.spec.Name, last)
 	if b.prefetcher != nil {
 		if set := b.workingSet(); set != nil {
 			set.Touch()

@@ -155,6 +155,9 @@ func (w *watcher) run(started chan struct{}, wait bool) {
 		w.nextPass = make(chan struct{})
 		w.mu.Unlock()
 		w.tryPass()
+		w.mu.Lock()
+		w.lastPass = clock.Now()
+		w.mu.Unlock()
 		close(done)
 		ready()
 		select {
@@ -171,7 +174,6 @@ func (w *watcher) run(started chan struct{}, wait bool) {
 func (w *watcher) endIfIdle() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.lastPass = clock.Now()
 	// A request that arrives now either has set lastRequest, or sees awake unset and calls wake.
 	w.awake.Store(false)
 	if w.waiting > 0 || clock.Now()-w.lastRequest.Load() <= int64(idleTimeout) {
