@@ -58,6 +58,7 @@ func (s *checkpoint) checkShards(w *workDir) error {
 func (o *options) startCheckpoint(w *workDir, p *plan) (*checkpoint, error) {
 	begin := &checkpoint{Settings: p.settings, Inputs: digestInputs(p.files(), true)}
 	saved, err := w.load()
+	w.hasCheckpoint = saved != nil || err != nil // what is wrong with it can perhaps be mended
 	if saved != nil {
 		switch {
 		case saved.Settings != begin.Settings && !saved.continuesWith(begin.Settings):
@@ -67,7 +68,6 @@ func (o *options) startCheckpoint(w *workDir, p *plan) (*checkpoint, error) {
 			err = fmt.Errorf("%s belongs to an unfinished run, and since then the texts, or their sizes or modification times, have changed: "+
 				"restore them, or start over with --force", w.dir.Name())
 		default:
-			w.hasCheckpoint = true
 			saved.Settings = begin.Settings
 			if !saved.Complete {
 				err = saved.checkShards(w)
@@ -76,12 +76,12 @@ func (o *options) startCheckpoint(w *workDir, p *plan) (*checkpoint, error) {
 		}
 	}
 	if err != nil && !o.force {
-		w.hasCheckpoint = true
 		return nil, err
 	}
 	if _, err := o.staleFiles(p.inputs); err != nil {
 		return nil, err
 	}
+	w.hasCheckpoint = false
 	return begin, w.clear()
 }
 

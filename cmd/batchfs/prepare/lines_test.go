@@ -119,6 +119,15 @@ func TestPrepareTooManyUnusableLines(t *testing.T) {
 	}
 }
 
+// Lines that are too long are among the lines that were read.
+func TestPrepareTooManyLongLines(t *testing.T) {
+	useSmallChunks(t, 1<<10, 4<<10)
+	line := "{\"text\": \"a\"}\n"
+	long := "{\"text\": \"" + strings.Repeat("a", 5<<10) + "\"}\n"
+	writeFilesHere(t, map[string]string{"a.jsonl": strings.Repeat(strings.Repeat(line, 7)+long, minLines/8+1)})
+	wantError(t, "a.jsonl --by byte --val 0 --out out --invalid skip", "lines cannot be used, which is more than 10%, so perhaps an option is wrong: "+tooLong)
+}
+
 // A run without documents says why there are none.
 func TestPrepareNoDocuments(t *testing.T) {
 	writeFilesHere(t, map[string]string{"a.jsonl": "{}\n", "b.jsonl": "{\"text\": \"\"}\n", "empty": ""})

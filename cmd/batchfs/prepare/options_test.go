@@ -282,6 +282,18 @@ func TestPrepareSaysWhatItDoes(t *testing.T) {
 	wantError(t, args, ": already exists: replace it with --force")
 }
 
+// A directory with the name of a tokenizer is not taken for a tokenizer.
+func TestPrepareIntoADirectoryNamedLikeATokenizer(t *testing.T) {
+	writeFilesHere(t, map[string]string{"a.jsonl": lines(someDocuments(20, 100))})
+	for _, by := range []string{"char", "byte", "gpt2"} {
+		args := fmt.Sprintf("a.jsonl --by %s --out %[1]s", by)
+		prepared(t, args)
+		if said := prepared(t, args); !strings.Contains(said, by+" is already complete") {
+			t.Errorf("%s: the second run says %q", by, said)
+		}
+	}
+}
+
 // No shard is without tokens, even if the tokens fill the last one exactly.
 func TestNoShardIsEmpty(t *testing.T) {
 	// 11 tokens

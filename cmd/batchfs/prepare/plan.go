@@ -223,6 +223,9 @@ func (p *plan) digest() string {
 
 // files returns the inputs and, if --by names a file, that file.
 func (p *plan) files() []*input {
+	if _, isBuiltIn := tokenizers[p.settings.By]; isBuiltIn {
+		return p.inputs
+	}
 	if info, err := os.Stat(p.settings.By); err == nil {
 		return append(slices.Clip(p.inputs), &input{path: p.settings.By, info: info})
 	}

@@ -96,3 +96,11 @@ func (r *reader) add(piece textPiece, end position) error {
 func (r *reader) leaveOut(in *input, pos position) error {
 	return r.add(textPiece{in: in, start: pos, leftOut: true}, position{Input: pos.Input + 1})
 }
+
+// countTooLong counts a line or row that is left out because it is too long.
+func (r *reader) countTooLong(in *input, at place) {
+	if r.encoding.isJSON(in.format) {
+		r.current.notes.Lines++
+	}
+	r.current.notes.addUnusable(tooLong, at.of(in))
+}

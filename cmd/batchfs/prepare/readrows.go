@@ -16,7 +16,7 @@ func (r *reader) addRow(in *input, row []byte, exceeds bool, pos *position) erro
 	case !exceeds:
 		return r.add(piece, *pos)
 	case r.encoding.skipInvalid:
-		r.current.notes.addUnusable(tooLong, place{"row", pos.Offset}.of(in))
+		r.countTooLong(in, place{"row", pos.Offset})
 		return nil
 	}
 	return fmt.Errorf("row %d has more than %d bytes, which is the limit: shorten it, or let prepare leave such rows out with --invalid skip", pos.Offset, maxLine)

@@ -44,7 +44,7 @@ func (r *reader) readLines(s *stream, pos position) error {
 // leaveOutLine leaves out a line that is longer than the buffer.
 func (r *reader) leaveOutLine(s *stream, pos *position) error {
 	pos.Line++
-	r.current.notes.addUnusable(tooLong, place{"line", pos.Line}.of(s.in))
+	r.countTooLong(s.in, place{"line", pos.Line})
 	for ended := false; !ended; {
 		if err := r.fill(s, chunkSize); err != nil {
 			return err

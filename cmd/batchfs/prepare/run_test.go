@@ -273,6 +273,16 @@ func TestPrepareGoesOnOnlyWithTheSame(t *testing.T) {
 		wantError(t, other+args, want)
 		wantOnlyFiles(t, ".prepare")
 	}
+
+	// A run that fails before it replaces anything leaves the unfinished run alone.
+	unfinished()
+	testfiles.NoError(t, os.Mkdir("out/train_000001.bin", 0o777))
+	wantError(t, "c.jsonl --force"+args, "out/train_000001.bin: is a directory")
+	testfiles.NoError(t, os.Remove("out/train_000001.bin"))
+	if said, err := runPrepare(t.Context(), strings.Fields("b.jsonl"+args)...); err == nil || !strings.Contains(said, "\ncontinuing at ") {
+		t.Errorf("%v; said %q, want that it continues", err, said)
+	}
+
 	prepared(t, "c.jsonl --val 0 --force"+args)
 	os.RemoveAll("want")
 	prepared(t, "c.jsonl --val 0 --by pairs --shard-tokens 5000 --out want")
