@@ -101,7 +101,7 @@ class FileReader:
         words = f"batch {k} of {self.path}: {e.strerror}"
         if e.errno == errno.EINVAL and (why := reason(self.path)):
             return f"{words}: {why.message}"
-        if (why := self._last_error()) and _HINTS.get(e.errno or 0) != _GONE:
+        if hint(e.errno) != _GONE and (why := self._last_error()):
             words += f": {why}"
             if e.errno in (errno.ESTALE, errno.ENODATA):  # the error says what to do
                 return words
@@ -113,10 +113,10 @@ class FileReader:
         for root in path.parents:
             try:
                 sequences: dict[str, Any] = json.loads((root / "status.json").read_text())["sequences"]
-            except (OSError, ValueError):
+                failed = {name: _settings(name.split("/")) for name in sequences if sequences[name]["last_error"]}
+            except (OSError, ValueError, LookupError, TypeError):  # none, or one of another program
                 continue
             settings = _settings(path.relative_to(root).parts)
-            failed = {name: _settings(name.split("/")) for name in sequences if sequences[name]["last_error"]}
             mine = [name for name in failed if failed[name] <= settings]
             return sequences[max(mine, key=lambda name: len(failed[name]))]["last_error"] if mine else ""
         return ""

@@ -302,6 +302,15 @@ class TestSplit(Case):
             for train in [*self.both("train", **common), *self.both("train", **common, rank=3, world=4, local_world=2)]:
                 self.assertEqual((train.info["rank"], train.info["world"], train.info["local_world"]), (3, 4, 2))
 
+    def test_foreign_status(self) -> None:
+        """The error of a read does not depend on files that other programs call status.json."""
+        with tempfile.TemporaryDirectory() as directory:
+            reader = FileReader(f"{directory}/train", self.both("train")[0].info)
+            for text in ("", "[]", "{}", '{"sequences": []}', '{"sequences": [1]}', '{"sequences": {"train": 1}}', '{"sequences": {"train": {}}}'):
+                Path(directory, "status.json").write_text(text)
+                with self.assertRaisesRegex(batchfs.ReadError, r"is a batchfs mounted there\?$"):
+                    reader.fill(0, [])
+
     def test_existing_mount(self) -> None:
         train = batchfs.split(f"{self.m.mountpoint}/train", order="shuffle", seed=7)
         self.assertTrue(same(train[3], self.piped.split("train", order="shuffle", seed=7)[3]))
