@@ -4,8 +4,6 @@ import (
 	"syscall"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
-
-	"batchfs/fs/header"
 )
 
 // A kindEntry describes the files of one kind.
@@ -107,58 +105,6 @@ type directoryContent struct{}
 func (directoryContent) size(*tree, inode, BatchList) int64 { return 0 }
 
 func (directoryContent) read(*tree, readRequest) (fuse.ReadResult, error) { return nil, syscall.EISDIR }
-
-// A batchContent is the content of files that show batches.
-type batchContent struct {
-	selector batchSelector
-	format   header.Format
-
-	// oneArray is true if a file shows a single array of its batches, whose index is in the inode.
-	// Otherwise, it shows the main arrays or, with wholeSequence, all of them.
-	oneArray bool
-}
-
-// A batchSelector determines which batches a file shows.
-type batchSelector uint8
-
-const (
-	nextBatch     batchSelector = iota + 1 // the batch that the handle holds
-	oneBatch                               // the batch whose number is the name of the file
-	everyBatch                             // the first Spec.Steps batches
-	wholeSequence                          // the first batches; the inode has their number
-)
-
-const (
-	raw         = header.FormatRaw
-	npy         = header.FormatNPY
-	safetensors = header.FormatSafetensors
-
-	headerBytes = header.Bytes
-)
-
-func (c batchContent) frame(i inode, b BatchList) header.Frame {
-	f := header.Frame{Format: c.format, Batch: &b.Spec().Batch, Array: header.MainArrays}
-	if c.oneArray {
-		f.Array = i.array()
-	}
-	switch c.selector {
-	case everyBatch:
-		f.Batches = b.Spec().Steps
-	case wholeSequence:
-		f.Batches, f.Array = i.rest()+1, header.AllArrays
-	}
-	return f
-}
-
-func (c batchContent) size(_ *tree, i inode, b BatchList) int64 { return c.frame(i, b).Size() }
-
-func (c batchContent) byteRange(i inode, b BatchList) (from, size int64) {
-	return c.frame(i, b).ByteRange()
-}
-
-func (c batchContent) header(i inode, b BatchList, k uint64) []byte {
-	return c.frame(i, b).Header(k, b.Spec().Metadata)
-}
 
 type batchJSONContent struct{}
 

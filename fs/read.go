@@ -15,6 +15,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"batchfs/fs/guard"
+	"batchfs/fs/header"
 	"batchfs/fs/mount"
 	"batchfs/fs/state"
 	"batchfs/internal/failpoint"
@@ -92,6 +93,58 @@ func (t *tree) logUnmappable(i inode, pid uint32) {
 	t.log.tryLog(slog.LevelWarn, "a program mapped a file that cannot be mapped, and gets SIGBUS, or called sendfile with it, and gets EINVAL: "+
 		"it should read the file, or map batch/<k> or batches.npy instead",
 		"file", i.kind().entry().name, "pid", pid, "program", strings.TrimSpace(string(comm)))
+}
+
+// A batchContent is the content of files that show batches.
+type batchContent struct {
+	selector batchSelector
+	format   header.Format
+
+	// oneArray is true if a file shows a single array of its batches, whose index is in the inode.
+	// Otherwise, it shows the main arrays or, with wholeSequence, all of them.
+	oneArray bool
+}
+
+// A batchSelector determines which batches a file shows.
+type batchSelector uint8
+
+const (
+	nextBatch     batchSelector = iota + 1 // the batch that the handle holds
+	oneBatch                               // the batch whose number is the name of the file
+	everyBatch                             // the first Spec.Steps batches
+	wholeSequence                          // the first batches; the inode has their number
+)
+
+const (
+	raw         = header.FormatRaw
+	npy         = header.FormatNPY
+	safetensors = header.FormatSafetensors
+
+	headerBytes = header.Bytes
+)
+
+func (c batchContent) frame(i inode, b BatchList) header.Frame {
+	f := header.Frame{Format: c.format, Batch: &b.Spec().Batch, Array: header.MainArrays}
+	if c.oneArray {
+		f.Array = i.array()
+	}
+	switch c.selector {
+	case everyBatch:
+		f.Batches = b.Spec().Steps
+	case wholeSequence:
+		f.Batches, f.Array = i.rest()+1, header.AllArrays
+	}
+	return f
+}
+
+func (c batchContent) size(_ *tree, i inode, b BatchList) int64 { return c.frame(i, b).Size() }
+
+func (c batchContent) byteRange(i inode, b BatchList) (from, size int64) {
+	return c.frame(i, b).ByteRange()
+}
+
+func (c batchContent) header(i inode, b BatchList, k uint64) []byte {
+	return c.frame(i, b).Header(k, b.Spec().Metadata)
 }
 
 // maxReadAttempts limits how often a READ is attempted if its tokens keep changing.

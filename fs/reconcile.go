@@ -4,6 +4,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
 // A doubt tracks a sequence whose lookups an earlier worker counted. The count may be too high, but
@@ -33,6 +35,19 @@ func (d *doubt) reset() {
 	if d != nil {
 		d.misses = 0
 	}
+}
+
+// startForgetting begins to invalidate names that the kernel need not know, and to ask it about
+// directories that it may have forgotten.
+func (t *sequenceTable) startForgetting(server *fuse.Server) {
+	for range invalidators {
+		go t.invalidate(server)
+	}
+	go t.reconcile(func(directory uint64) bool {
+		// Without the negative offset, the kernel would also drop cached pages, and wait for reads
+		// that this process has not answered.
+		return server.InodeNotify(directory, -1, 0) != fuse.ENOENT
+	})
 }
 
 // reconcile asks the kernel about the directories of sequences in doubt, until no sequence is in

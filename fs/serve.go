@@ -99,19 +99,6 @@ func newGuardedTree(
 	return t, guarded, err
 }
 
-// startForgetting begins to invalidate names that the kernel need not know, and to ask it about
-// directories that it may have forgotten.
-func (t *sequenceTable) startForgetting(server *fuse.Server) {
-	for range invalidators {
-		go t.invalidate(server)
-	}
-	go t.reconcile(func(directory uint64) bool {
-		// Without the negative offset, the kernel would also drop cached pages, and wait for reads
-		// that this process has not answered.
-		return server.InodeNotify(directory, -1, 0) != fuse.ENOENT
-	})
-}
-
 // isKilled reports whether a thread is being killed. The kernel makes SIGKILL pending for every
 // thread of a process that a signal ends, whichever signal that is. Other pending signals, such as
 // those of profilers and of Go's runtime, do not end it.

@@ -310,8 +310,8 @@ func (t *tree) cost(i inode, checksFiles bool) guard.Cost {
 	return c
 }
 
-// needsSplit reports whether this worker must make the Split of a file, because the worker that made
-// it has ended. That may read token files.
+// needsSplit reports whether this worker must make the Split of a file, which may read token files,
+// because the worker that made it has ended.
 func (t *tree) needsSplit(i inode) bool {
 	return i.sequence() > 0 && t.sequences.peek(i.sequence()) == nil
 }

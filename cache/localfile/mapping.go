@@ -140,14 +140,14 @@ var errFault = errors.New("a page of the file cannot be mapped")
 func (f *File) visitPages(mapping []byte, r Range, populate int, visit func(int, []byte) error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
-		r := recover()
-		if r == nil {
+		p := recover()
+		if p == nil {
 			return
 		}
-		fault, ok := r.(interface{ Addr() uintptr })
+		fault, ok := p.(interface{ Addr() uintptr })
 		start := uintptr(unsafe.Pointer(unsafe.SliceData(mapping)))
 		if !ok || fault.Addr() < start || fault.Addr() >= start+uintptr(len(mapping)) {
-			panic(r)
+			panic(p)
 		}
 		err = errFault
 	}()

@@ -219,19 +219,6 @@ func (h *Handles) pickSlot(sequence int, thread uint32) int {
 	return last
 }
 
-// beginReader resets the statistics unless they are this reader's.
-func (r *ReaderStats) beginReader(sequence int, thread uint32) {
-	if r.Sequence.Load() == uint64(sequence) && r.Thread.Load() == uint64(thread) {
-		return
-	}
-	r.Sequence.Store(0)
-	r.Waited.Store(0)
-	r.Gap.Store(0)
-	r.signedSince.Store(0)
-	r.Thread.Store(uint64(thread))
-	r.Sequence.Store(uint64(sequence))
-}
-
 // Release closes a handle. A tentative handle returns the number of a partly delivered batch,
 // because programs that look at every file of a directory look at next, too.
 func (h *Handles) Release(fh uint64) {

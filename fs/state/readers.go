@@ -62,6 +62,19 @@ type ReadTimer struct {
 	hasReadBefore bool
 }
 
+// beginReader resets the statistics unless they are this reader's.
+func (r *ReaderStats) beginReader(sequence int, thread uint32) {
+	if r.Sequence.Load() == uint64(sequence) && r.Thread.Load() == uint64(thread) {
+		return
+	}
+	r.Sequence.Store(0)
+	r.Waited.Store(0)
+	r.Gap.Store(0)
+	r.signedSince.Store(0)
+	r.Thread.Store(uint64(thread))
+	r.Sequence.Store(uint64(sequence))
+}
+
 // BeginRead starts the timer of a request. waited is how long it has waited for admission. A resent
 // request is timed from when it was first sent.
 func (s *Shared) BeginRead(sequence int, fh uint64, thread uint32, id uint64, waited time.Duration) ReadTimer {

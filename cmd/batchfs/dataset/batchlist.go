@@ -3,12 +3,10 @@ package dataset
 import (
 	"fmt"
 	"path/filepath"
-	"slices"
 	"sync"
 	"syscall"
 
 	"batchfs/cache"
-	"batchfs/cache/blob"
 	"batchfs/fs"
 	"batchfs/fs/state"
 	"batchfs/sampler"
@@ -127,50 +125,6 @@ func (d *Dataset) CheckEnd(k uint64) error {
 func (b *BatchList) Check(k uint64) error {
 	_, err := b.checkBatch(k)
 	return err
-}
-
-// blobLists recycles lists between calls of checkBatch.
-var blobLists = sync.Pool{New: func() any { return new([]blob.Blob) }}
-
-// checkBatch checks the files of batch k, and returns a wrong one with its error. If the split has
-// at most as many files as the batch has rows, all of them are checked.
-func (d *Dataset) checkBatch(k uint64) (wrong blob.Blob, err error) {
-	list := blobLists.Get().(*[]blob.Blob)
-	defer blobLists.Put(list)
-	*list = (*list)[:0]
-	if d.fileCount <= d.Sequence.BatchSize {
-		for _, a := range d.arrays {
-			*list = slices.AppendSeq(*list, a.Blobs())
-		}
-	} else {
-		pass := cache.NewPass()
-		for w, err := range d.Sequence.Windows(k) {
-			if err != nil {
-				break // reading the batch reports it
-			}
-			*list = slices.AppendSeq(*list, d.sources[w.Source][w.Column].BlobsOf(w.Window, pass))
-		}
-	}
-	if len(*list) > maxSerialChecks {
-		return checkMany(*list)
-	}
-	for _, file := range *list {
-		if err := file.Check(); err != nil {
-			return file, err
-		}
-	}
-	return nil, nil
-}
-
-// checkMany checks files concurrently. If one is wrong, it returns that file and its error. It is
-// not part of checkBatch, so that checkBatch allocates nothing for few files.
-func checkMany(files []blob.Blob) (wrong blob.Blob, err error) {
-	checkFiles(slices.Values(files), func(file blob.Blob, e error) {
-		if e != nil {
-			wrong, err = file, e
-		}
-	})
-	return wrong, err
 }
 
 // ReadBatchJSON fills dst with batch/<k>.json, starting at byte off; see [Origins.Read].

@@ -13,7 +13,6 @@ import (
 	"batchfs/cache/localfile"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/fs/state"
-	"batchfs/sampler"
 )
 
 // ForRestart reads the configuration again and returns a snapshot with it. It changes the working
@@ -114,26 +113,6 @@ func (data *splitSnapshot) addSources(split *config.Split, was *Dataset, o *Open
 	return nil
 }
 
-// keepSizes makes batches.* and tokens.bin as long as under the settings of the mount, because the
-// kernel and readers remember the sizes of files. mounted is nil if no schedule has changed.
-func (d *Dataset) keepSizes(mounted *sampler.Settings) (err error) {
-	if mounted == nil {
-		return nil
-	}
-	if d.mounted, err = d.newSequence(sourcesIn(mounted), *mounted, nil); err == nil {
-		err = d.countSteps()
-	}
-	return err
-}
-
-// sourcesIn returns the number of sources for which a sequence has settings.
-func sourcesIn(s *sampler.Settings) int {
-	if s.Stages != nil {
-		return len(s.Stages[0].Weights)
-	}
-	return len(s.Weights)
-}
-
 // A ScheduleCheck checks that a restart does not change rows that were read. Only one goroutine may
 // use it.
 type ScheduleCheck struct {
@@ -194,31 +173,6 @@ func (c *ScheduleCheck) Run() error {
 		}
 	}
 	return nil
-}
-
-// ScheduleSettings returns settings that lead from the split to a sequence with the same schedule.
-// They are equal for all sequences whose rows come from the same sources in the same order. With
-// source, there is only one order, so that they are empty.
-func (d *Dataset) ScheduleSettings() string {
-	s := d.Split
-	if s.Only > 0 {
-		return ""
-	}
-	settings, inPath := map[string]any{}, s.Values()
-	for _, key := range config.KeysOn(config.OnRows, config.OnBytes) {
-		if value, ok := inPath[key]; ok {
-			settings[key] = value
-		}
-	}
-	// One rank reads all rows of its host, in whatever order and dtype.
-	settings["batch_size"], settings["rank"], settings["world"], settings["local_world"] = 1, 0, d.Sequence.Hosts(), 1
-	settings["shuffle_block"] = s.ShuffleBlock
-	delete(settings, "seed")
-	delete(settings, "dtype")
-	if s.ShuffleBlock == 0 { // which needs order = "shuffle"
-		delete(settings, "order")
-	}
-	return config.JoinSettings(settings)
 }
 
 // difference compares the schedules of a path. It opens the token files only once.

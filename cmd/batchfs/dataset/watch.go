@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"iter"
 	"log/slog"
 	"maps"
 	"runtime/debug"
@@ -388,48 +387,4 @@ func checkSameEnds(old, fresh []*cache.Array) error {
 		}
 	}
 	return nil
-}
-
-// blobs returns the files of all arrays, including indexes of documents.
-func (d *Dataset) blobs() iter.Seq[blob.Blob] {
-	return func(yield func(blob.Blob) bool) {
-		for _, a := range d.arrays {
-			for file := range a.Blobs() {
-				if !yield(file) {
-					return
-				}
-			}
-		}
-	}
-}
-
-// checkFiles checks files concurrently, and calls visit with each result, one call at a time.
-func checkFiles(files iter.Seq[blob.Blob], visit func(blob.Blob, error)) {
-	todo := make(chan blob.Blob)
-	var mu sync.Mutex // serializes calls of visit
-	var all sync.WaitGroup
-	for range checkers {
-		all.Go(func() {
-			for file := range todo {
-				err := tryCheck(file)
-				mu.Lock()
-				visit(file, err)
-				mu.Unlock()
-			}
-		})
-	}
-	for file := range files {
-		todo <- file
-	}
-	close(todo)
-	all.Wait()
-}
-
-func tryCheck(file blob.Blob) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("checking %s panicked: %v", file.Path(), p)
-		}
-	}()
-	return file.Check()
 }

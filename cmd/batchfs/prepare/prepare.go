@@ -10,7 +10,7 @@
 //   - the command: prepare.go, print.go, estimate.go (--dry-run)
 //   - the plan: plan.go, ids.go (--ids), count.go (a pass in advance, as for --by char)
 //   - the inputs: find.go, inputs.go, nontext.go, decompress.go, remote.go, part.go
-//   - from reader to writer: pipeline.go, notes.go (what is counted on the way)
+//   - from reader to writer: pipeline.go, chunk.go, notes.go (what is counted on the way)
 //   - the reader of text and JSON lines: read.go, readtext.go
 //   - the reader of rows: readparquet.go, parquetpages.go, readarrow.go, readrows.go, columns.go
 //   - the encoders: encode.go, encodeids.go, val.go, utf8.go, memory.go

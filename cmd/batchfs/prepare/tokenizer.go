@@ -35,12 +35,12 @@ type restEncoder interface {
 	AppendRest(tokens []uint32, text []byte) []uint32
 }
 
-// appendRest returns the method of an encoder that appends the rest of a text.
-func appendRest(e encoder) func(tokens []uint32, text []byte) []uint32 {
+// appendRest appends the tokens of the rest of a text to a slice.
+func appendRest(e encoder, tokens []uint32, text []byte) []uint32 {
 	if e, ok := e.(restEncoder); ok {
-		return e.AppendRest
+		return e.AppendRest(tokens, text)
 	}
-	return e.Append
+	return e.Append(tokens, text)
 }
 
 // tokenizers has the names that --by accepts. The tokenizer for char only collects the characters.

@@ -178,7 +178,7 @@ func TestCut(t *testing.T) {
 						continue
 					}
 					cuts++
-					whole, parts := e.Append(nil, text), appendRest(e)(e.Append(nil, text[:n]), text[n:])
+					whole, parts := e.Append(nil, text), appendRest(e, e.Append(nil, text[:n]), text[n:])
 					if !slices.Equal(whole, parts) {
 						t.Fatalf("%s: %q has tokens %v, and %v cut by %s at %d of %d", name, text, whole, parts, method, n, end)
 					}
@@ -225,7 +225,7 @@ func TestCutNormalized(t *testing.T) {
 					continue
 				}
 				cuts++
-				whole, parts := e.Append(nil, text), appendRest(e)(e.Append(nil, text[:n]), text[n:])
+				whole, parts := e.Append(nil, text), appendRest(e, e.Append(nil, text[:n]), text[n:])
 				if !slices.Equal(whole, parts) {
 					t.Fatalf("%s: %q has tokens %v, and %v cut at %d of %d", name, text, whole, parts, n, end)
 				}

@@ -1,0 +1,99 @@
+package dataset
+
+import (
+	"fmt"
+	"iter"
+	"slices"
+	"sync"
+
+	"batchfs/cache"
+	"batchfs/cache/blob"
+)
+
+// blobs returns the files of all arrays, including indexes of documents.
+func (d *Dataset) blobs() iter.Seq[blob.Blob] {
+	return func(yield func(blob.Blob) bool) {
+		for _, a := range d.arrays {
+			for file := range a.Blobs() {
+				if !yield(file) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// blobLists recycles lists between calls of checkBatch.
+var blobLists = sync.Pool{New: func() any { return new([]blob.Blob) }}
+
+// checkBatch checks the files of batch k, and returns a wrong one with its error. If the split has
+// at most as many files as the batch has rows, all of them are checked.
+func (d *Dataset) checkBatch(k uint64) (wrong blob.Blob, err error) {
+	list := blobLists.Get().(*[]blob.Blob)
+	defer blobLists.Put(list)
+	*list = (*list)[:0]
+	if d.fileCount <= d.Sequence.BatchSize {
+		for _, a := range d.arrays {
+			*list = slices.AppendSeq(*list, a.Blobs())
+		}
+	} else {
+		pass := cache.NewPass()
+		for w, err := range d.Sequence.Windows(k) {
+			if err != nil {
+				break // reading the batch reports it
+			}
+			*list = slices.AppendSeq(*list, d.sources[w.Source][w.Column].BlobsOf(w.Window, pass))
+		}
+	}
+	if len(*list) > maxSerialChecks {
+		return checkMany(*list)
+	}
+	for _, file := range *list {
+		if err := file.Check(); err != nil {
+			return file, err
+		}
+	}
+	return nil, nil
+}
+
+// checkMany checks files concurrently. If one is wrong, it returns that file and its error. It is
+// not part of checkBatch, so that checkBatch allocates nothing for few files.
+func checkMany(files []blob.Blob) (wrong blob.Blob, err error) {
+	checkFiles(slices.Values(files), func(file blob.Blob, e error) {
+		if e != nil {
+			wrong, err = file, e
+		}
+	})
+	return wrong, err
+}
+
+// checkFiles checks files concurrently, and calls visit with each result, one call at a time.
+func checkFiles(files iter.Seq[blob.Blob], visit func(blob.Blob, error)) {
+	todo := make(chan blob.Blob)
+	var mu sync.Mutex // serializes calls of visit
+	var all sync.WaitGroup
+	for range checkers {
+		all.Go(func() {
+			for file := range todo {
+				err := tryCheck(file)
+				mu.Lock()
+				visit(file, err)
+				mu.Unlock()
+			}
+		})
+	}
+	for file := range files {
+		todo <- file
+	}
+	close(todo)
+	all.Wait()
+}
+
+func tryCheck(file blob.Blob) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("checking %s panicked: %v", file.Path(), p)
+		}
+	}()
+	return file.Check()
+}
