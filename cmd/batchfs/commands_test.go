@@ -137,3 +137,34 @@ func markCode(text string) string {
 		return "`" + strings.Trim(code, "`\"'") + "`"
 	})
 }
+
+// An error of the command line says how to call the command, and does not quote Go.
+func TestUsageErrors(t *testing.T) {
+	for args, want := range map[string]string{
+		"unmount":              "usage: batchfs unmount MOUNTPOINT [flags]",
+		"inspect a 1 2":        "usage: batchfs inspect SPLIT K [flags]",
+		"mount --block-size 4": "unknown flag: --block-size; usage: batchfs mount [MOUNTPOINT] [flags] (--help explains it)",
+		"cat train --count -1": `--count: must be a whole number from 0 on (got "-1"); usage: `,
+		"plan --epochs x":      `--epochs: must be a number (got "x"); usage: `,
+		"view --port 65536":    `--port: must be a whole number from 0 to 65535 (got "65536"); usage: `,
+	} {
+		err := run(strings.Fields(args), new(strings.Builder))
+		if failure.KindOf(err) != failure.Usage || !strings.Contains(fmt.Sprint(err), want) || strings.Contains(err.Error(), "strconv") {
+			t.Errorf("batchfs %s: got the error %v, want %s", args, err, want)
+		}
+	}
+	var check func(cmd *cobra.Command)
+	check = func(cmd *cobra.Command) {
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			if kind := f.Value.Type(); strings.HasPrefix(kind, "int") || strings.HasPrefix(kind, "uint") || kind == "float64" {
+				if kindOfNumber[kind] == "" {
+					t.Errorf("kindOfNumber lacks %s, the type of --%s", kind, f.Name)
+				}
+			}
+		})
+		for _, c := range cmd.Commands() {
+			check(c)
+		}
+	}
+	check(rootCommand())
+}

@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"runtime"
 	"runtime/debug"
+	"strconv"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -66,9 +67,12 @@ func run(args []string, out io.Writer) error {
 	root.SetOut(out)
 	hasBegun := false
 	beforeRun(root, func() { hasBegun = true })
-	err := root.ExecuteContext(ctx)
+	cmd, err := root.ExecuteContextC(ctx)
 	// An errno means that cobra itself could not write, for example the text of --version.
-	if !hasBegun && !errors.As(err, new(syscall.Errno)) {
+	if err != nil && !hasBegun && !errors.As(err, new(syscall.Errno)) {
+		if cmd != root {
+			err = fmt.Errorf("%w; usage: %s (--help explains it)", err, cmd.UseLine())
+		}
 		err = failure.Usage.Wrap(err)
 	}
 	if err != nil {
@@ -88,6 +92,12 @@ func beforeRun(cmd *cobra.Command, f func()) {
 	for _, c := range cmd.Commands() {
 		beforeRun(c, f)
 	}
+}
+
+// kindOfNumber says what a flag takes, by its type in pflag.
+var kindOfNumber = map[string]string{
+	"int": "a whole number", "int64": "a whole number", "uint16": "a whole number from 0 to 65535", "uint64": "a whole number from 0 on",
+	"float64": "a number", "bool": "true or false",
 }
 
 var negativeNumber = regexp.MustCompile(`^[0-9]+$`) // without its sign
@@ -112,8 +122,14 @@ MOUNTPOINT/README explains the files of a mount.`,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
 		var flag *pflag.NotExistError
-		if errors.As(err, &flag) && negativeNumber.MatchString(flag.GetSpecifiedShortnames()) {
+		var value *pflag.InvalidValueError
+		var number *strconv.NumError
+		switch {
+		case errors.As(err, &flag) && negativeNumber.MatchString(flag.GetSpecifiedShortnames()):
 			return fmt.Errorf("-%s: must be a whole number from 0 on", flag.GetSpecifiedShortnames())
+		case errors.As(err, &value) && errors.As(err, &number): // which would quote strconv
+			f := value.GetFlag()
+			return fmt.Errorf("--%s: must be %s (got %q)", f.Name, kindOfNumber[f.Value.Type()], value.GetValue())
 		}
 		return err
 	})
