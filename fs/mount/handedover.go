@@ -22,7 +22,7 @@ func OpenHandedOver(fd int) (*os.File, error) {
 	switch err := unix.Fstat(fd, &st); {
 	case err != nil || fd <= 2:
 		return nil, fmt.Errorf("descriptor %d is not handed over: the process that starts batchfs must leave /dev/fuse open as 3 or higher", fd)
-	case st.Mode&unix.S_IFMT != unix.S_IFCHR || st.Rdev != unix.Mkdev(10, 229): // not /dev/fuse
+	case !isDevice(&st):
 		target, _ := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
 		return nil, fmt.Errorf("descriptor %d is %s; it must be /dev/fuse, as passed to mount(2)", fd, printable.Name(target))
 	}

@@ -207,12 +207,22 @@ func OpenDevice(path string) (fd int, err error) {
 	switch {
 	case errors.Is(err, unix.EACCES):
 		return -1, failure.NoFUSE.Wrap(fmt.Errorf("%s: %w: %s; to mount, run as root: chmod 666 %[1]s", path, err, insteadOfFUSE))
-	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENXIO), errors.Is(err, unix.EPERM):
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENXIO), errors.Is(err, unix.EPERM), errors.Is(err, unix.EISDIR):
 		return -1, failure.NoFUSE.Wrap(fmt.Errorf("%s: %w: %s", path, err, withoutFUSE))
 	case err != nil:
-		return -1, fmt.Errorf("%s: %w", path, err)
+		return -1, failure.NoFUSE.Wrap(fmt.Errorf("%s: %w: %s", path, err, insteadOfFUSE))
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || !isDevice(&st) {
+		unix.Close(fd)
+		return -1, failure.NoFUSE.Wrap(fmt.Errorf("%s: not the device of FUSE: %s", path, withoutFUSE))
 	}
 	return fd, nil
+}
+
+// isDevice reports whether a file is /dev/fuse, whatever its name.
+func isDevice(st *unix.Stat_t) bool {
+	return st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == unix.Mkdev(10, 229)
 }
 
 // connectAsUser mounts with fusermount3, which is setuid root and sends the connection over a
@@ -241,6 +251,8 @@ func connectAsUser(mountpoint, source string, allowOther bool) (*os.File, error)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		if p := readAppArmor("/etc"); p.file != "" && bytes.Contains(out, []byte("ermission denied")) {
 			err = fmt.Errorf("%w; %w", err, p.error())
+		} else if why := CheckPrivilege(helper); why != nil {
+			err = fmt.Errorf("%w; %w", err, why)
 		}
 		return nil, failure.NoFUSE.Wrap(fmt.Errorf("cannot mount %s: %s (%w); %s", mountpoint, strings.TrimSpace(string(out)), err, insteadOfFUSE))
 	}
@@ -273,6 +285,23 @@ func FindFusermount(etc string) (helper string, err error) {
 		return "", fmt.Errorf(because+"fusermount3 needs %s, which minimal systems lack (%w): as root, ln -s /proc/self/mounts %s", mtab, err, mtab)
 	}
 	return helper, nil
+}
+
+// CheckPrivilege returns an error if a program cannot run as root for an ordinary user. The error
+// says how to fix the problem. A fusermount3 that leaves mounting to another process needs no root.
+func CheckPrivilege(helper string) error {
+	var disk unix.Statfs_t
+	if set, err := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0); err == nil && set == 1 {
+		return fmt.Errorf("%s cannot run as root, because no_new_privs is set: mount outside this service or container, or allow it new privileges: "+
+			"NoNewPrivileges=no in a unit of systemd, docker run without --security-opt no-new-privileges, allowPrivilegeEscalation: true on Kubernetes", helper)
+	}
+	if err := unix.Statfs(helper, &disk); err == nil && disk.Flags&unix.ST_NOSUID != 0 {
+		return fmt.Errorf("%s cannot run as root, because its filesystem is mounted nosuid; install it elsewhere", helper)
+	}
+	if info, err := os.Stat(helper); err == nil && info.Mode()&os.ModeSetuid == 0 {
+		return fmt.Errorf("%s does not run as root; as root, run: chmod u+s %[1]s", helper)
+	}
+	return nil
 }
 
 func lookUpFusermount() (string, error) {

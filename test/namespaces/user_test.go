@@ -93,6 +93,9 @@ func TestOrdinaryUser(t *testing.T) {
 			t.Errorf("%s as an ordinary user: error %v, output %s, want an error with %q", args, err, out, want)
 		}
 	}
+	// So services and containers run without new privileges.
+	fails("because no_new_privs is set", "setpriv", "--no-new-privs", e2e.Batchfs, "mount", "--data", home, other)
+	fails("because no_new_privs is set", "setpriv", "--no-new-privs", e2e.Batchfs, "doctor", other)
 	output, err := asNobody(e2e.Batchfs, "mount", "-d", "--data", filepath.Dir(data), dir)
 	if err != nil {
 		t.Fatalf("mount -d as an ordinary user: %v: %s", err, output)

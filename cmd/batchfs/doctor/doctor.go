@@ -221,10 +221,7 @@ func (d *doctor) permissionToMount() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if info, err := os.Stat(helper); err == nil && info.Mode()&os.ModeSetuid == 0 {
-		return "", fmt.Errorf("%s does not run as root; as root, run: chmod u+s %s", helper, helper)
-	}
-	return "through " + helper, nil
+	return "through " + helper, mount.CheckPrivilege(helper)
 }
 
 func (d *doctor) mountpoint() (string, error) {
