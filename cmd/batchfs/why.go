@@ -48,7 +48,8 @@ of the mount's log.`,
 			size, err := tryRead(args[0])
 			switch {
 			case err != nil:
-				return fmt.Errorf("%s: %s (%w)", args[0], reason(m, filepath.Clean(args[0]), err), err)
+				why := strings.TrimSuffix(reason(m, filepath.Clean(args[0]), err), fmt.Sprintf(" (%v)", err))
+				return fmt.Errorf("%s: %s (%w)", args[0], why, err)
 			case size > maxTried:
 				printf(cmd.OutOrStdout(), "the first %s of %s can be read; try a batch for the rest, such as batch/17\n", terminal.FormatBytes(maxTried), args[0])
 			default:
@@ -110,6 +111,14 @@ func reason(m *mount.Mounted, path string, failure error) string {
 			}
 		}
 		return siblingNames(path)
+	}
+	switch {
+	case errors.Is(failure, syscall.ENOTDIR):
+		return filepath.Base(path) + " is a file, which has nothing below it"
+	case errors.Is(failure, syscall.EACCES) && !m.AllowOther:
+		return fmt.Sprintf("only user %d, who mounted it, may read it, unless it is mounted with mount.allow_other", m.Owner)
+	case errors.Is(failure, syscall.EACCES):
+		return "mount.mode, mount.uid and mount.gid let only other users read it"
 	}
 	for _, s := range status.Sequences {
 		if s.Number == sequence && s.LastError != "" {

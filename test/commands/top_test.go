@@ -214,6 +214,7 @@ func TestWhy(t *testing.T) {
 		"train/batch/1.txt":         `".txt" cannot follow a batch number, but .npy, .safetensors, .json or nothing can`,
 		"train/batch/next":          `"next" does not begin with a batch number`,
 		"train/batch/1099511627776": "batch numbers are below 1099511627776",
+		"train/next/x":              "next is a file, which has nothing below it (not a directory)",
 		"tain/next":                 `no split or file is called "tain": there are README, status.json, metrics, train, val`,
 		"seed=1":                    "belong in the directory of a split, as in train/seed=1",
 	} {
@@ -223,6 +224,10 @@ func TestWhy(t *testing.T) {
 		e2e.CheckOutput(t, "can be read", e2e.Batchfs, "why", m.Path(path))
 	}
 	e2e.Equal(t, "the cursor", m.Cursor(t, "train"), "0")
+	e2e.Run(t, e2e.Batchfs, "seek", m.Path("train/start=1"), "1099511627775")
+	e2e.Run(t, "cat", m.Path("train/start=1/next"))
+	_, stderr, _ := e2e.Try(t, e2e.Batchfs, "why", m.Path("train/start=1/next"))
+	e2e.Equal(t, "how often why prints the errno", strings.Count(stderr, "no data available"), 1)
 	status := e2e.JSON[struct {
 		Log      string
 		BadNames []struct{ Path, Why string } `json:"bad_names"`

@@ -52,6 +52,10 @@ func TestOtherUsers(t *testing.T) {
 						t.Errorf("%s runs %s: error %v, output %q, want success: %v", reader.name, command, err, out, reader.may)
 					}
 				}
+				out, err := e2e.RunAs(t, reader.uid, reader.gid, e2e.Batchfs, "why", m.Path("train/next"))
+				if (err == nil) != reader.may || !reader.may && !strings.Contains(out, "mount.allow_other") && !strings.Contains(out, "mount.mode") {
+					t.Errorf("%s asks why: error %v, output %q, want success: %v", reader.name, err, out, reader.may)
+				}
 			}
 		})
 	}
