@@ -221,8 +221,15 @@ func (m *Mounted) IsDead() bool {
 	}
 }
 
-// OpenedBy describes the processes that use the mount and that this user may inspect.
+// OpenedBy describes the processes that use the mount and that this user may inspect, and the
+// mounts below it.
 func (m *Mounted) OpenedBy() (users []string) {
+	below, _ := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {
+		return !strings.HasPrefix(i.Mountpoint, m.Mountpoint+"/"), false
+	})
+	for _, other := range below {
+		users = append(users, "something is mounted on "+printable.Name(other.Mountpoint))
+	}
 	for _, pid := range process.All() {
 		for _, use := range m.usesBy(process.Dir(pid)) {
 			users = append(users, process.Describe(pid)+" "+use)

@@ -91,7 +91,7 @@ func TestStoppedSupervisor(t *testing.T) {
 	m.AwaitEnd(t)
 }
 
-// mount -d returns 0 exactly when batches can be read.
+// mount -d returns 0 exactly when batches can be read, even in a directory that was removed.
 func TestBackground(t *testing.T) {
 	t.Parallel()
 	e2e.NeedFUSE(t)
@@ -101,7 +101,8 @@ func TestBackground(t *testing.T) {
 	// Reads of this pipe end only if the mount keeps no files of its caller open.
 	ended, open, err := os.Pipe()
 	e2e.NoError(t, err)
-	cmd := e2e.Command(t, "env", "GOMAXPROCS=1", e2e.Batchfs, "mount", "-d", "-c", config, "--log", log, dir)
+	cmd := e2e.Command(t, "sh", "-c", `rmdir "$PWD" && exec "$@"`, "sh", "env", "GOMAXPROCS=1", e2e.Batchfs, "mount", "-d", "-c", config, "--log", log, dir)
+	cmd.Dir = t.TempDir()
 	cmd.ExtraFiles = []*os.File{open}
 	output := e2e.Must(cmd.Output())(t)
 	open.Close()
@@ -113,6 +114,7 @@ func TestBackground(t *testing.T) {
 	if text, err := os.ReadFile(log); err != nil || !strings.Contains(string(text), "mounted") {
 		t.Errorf("the log: error %v, %q, want a line that says mounted", err, text)
 	}
+	e2e.Run(t, e2e.Batchfs, "restart", dir)
 	e2e.Run(t, e2e.Batchfs, "unmount", dir)
 	e2e.Equal(t, "the process has ended when unmount returns", e2e.Ended(pid), true)
 }

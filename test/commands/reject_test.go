@@ -28,6 +28,7 @@ func TestRejected(t *testing.T) {
 	e2e.Write(t, inDir("broken.toml"), []byte("[batch]\nseed = seven\n"))
 	e2e.WriteTokens(t, inDir("inside/train.bin"), 60_000, 2)
 	e2e.NoError(t, os.Mkdir(inDir("mnt"), 0o755))
+	e2e.NoError(t, os.Symlink("nowhere", inDir("broken")))
 	tokensFlags := func(file string, flags ...string) []string {
 		return append([]string{"-c", "/dev/null", "--set", "splits.train.tokens=" + inDir(file)}, flags...)
 	}
@@ -44,6 +45,7 @@ func TestRejected(t *testing.T) {
 			"--set", "batch.start=5"), "mnt", failure.Data, "splits.train: cannot read a batch: " + inDir("wide.bin") + ": token 65536 is 65536, which dtype uint16 cannot hold"},
 		{"inside the mountpoint", tokensFlags("inside/train.bin"), "inside", failure.Mountpoint, "is not empty (it holds train.bin)"},
 		{"mountpoint missing", tokensFlags("good.bin"), "none", failure.Mountpoint, "does not exist; create it with: mkdir -p"},
+		{"mountpoint a broken link", tokensFlags("good.bin"), "broken", failure.Mountpoint, "is a broken symbolic link, to nowhere"},
 		{"mountpoint a file", tokensFlags("good.bin"), "file", failure.Mountpoint, "is a file; it must be an empty directory"},
 		{"mountpoint not empty", tokensFlags("good.bin"), "full", failure.Mountpoint, "is not empty (it holds file)"},
 		{"syntax", []string{"-c", inDir("broken.toml")}, "mnt", failure.Config, "broken.toml:2: "},
@@ -79,6 +81,7 @@ func TestRejected(t *testing.T) {
 	if exit, ok := err.(*exec.ExitError); !ok || exit.ExitCode() != failure.Busy.Status || !strings.Contains(stderr, "already mounted") {
 		t.Errorf("a second mount: %v, %s, want exit status %d", err, stderr, failure.Busy.Status)
 	}
+	e2e.CheckFails(t, "is inside the batchfs mount "+m.Dir, append([]string{e2e.Batchfs, "mount"}, append(tokensFlags("good.bin"), m.Path("train/batch"))...)...)
 	for _, path := range []string{"/proc", inDir("mnt"), inDir("none"), inDir("no/such/dir")} {
 		e2e.CheckFails(t, "no batchfs is mounted there", e2e.Batchfs, "unmount", path)
 	}

@@ -298,7 +298,8 @@ func TestLogsOfMounts(t *testing.T) {
 		dir := filepath.Join(t.TempDir(), name)
 		e2e.NoError(t, os.MkdirAll(dir, 0o755))
 		cmd := e2e.Command(t, e2e.Batchfs, "mount", "-d", "-c", config, dir)
-		cmd.Env = append(os.Environ(), "XDG_STATE_HOME="+state)
+		cmd.Dir = filepath.Dir(state)
+		cmd.Env = append(os.Environ(), "XDG_STATE_HOME="+filepath.Base(state))
 		out, err := cmd.CombinedOutput()
 		if err != nil {
 			t.Fatalf("%v: %s", err, out)

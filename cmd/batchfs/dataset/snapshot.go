@@ -52,6 +52,9 @@ type splitSnapshot struct {
 // relative to the working directory.
 func NewSnapshot(mountpoint string, flags config.Flags, raw config.RawConfig, datasets []*Dataset) (*Snapshot, error) {
 	dir, err := unix.Getwd() // unlike os.Getwd, it works in a directory that may not be entered
+	if err == unix.ENOENT {
+		err = nil // the directory was removed, so all paths are absolute
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -158,8 +158,11 @@ func defaultLog(mountpoint string) (string, error) {
 		}
 		state = filepath.Join(home, ".local", "state")
 	}
-	dir := filepath.Join(state, "batchfs")
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	dir, err := filepath.Abs(filepath.Join(state, "batchfs"))
+	if err == nil {
+		err = os.MkdirAll(dir, 0o700)
+	}
+	if err != nil {
 		return "", fmt.Errorf("no directory for the log: %w; name a file with --log", err)
 	}
 	name := strings.ReplaceAll(strings.Trim(mountpoint, "/"), "/", "-")

@@ -29,6 +29,13 @@ func CheckMountpoint(c *config.Config, logFile string) (abs string, err error) {
 		}
 		return CheckMountpoint(c, logFile) // another mount may be underneath
 	}
+	outer, _, err := mount.FindContaining(abs)
+	if err != nil {
+		return "", err
+	}
+	if outer != nil && outer.Mountpoint != abs {
+		return "", fmt.Errorf("mountpoint %s is inside the batchfs mount %s; choose a directory elsewhere", path, outer.Mountpoint)
+	}
 	for _, used := range []struct{ key, file string }{{"store.cache_dir", c.Store.CacheDir}, {"--log", logFile}} {
 		if used.file != "" && isInside(abs, used.file) {
 			return "", fmt.Errorf("%s: %s is inside the mountpoint %s, and the mount would hide it; choose another path", used.key, used.file, path)
