@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import weakref
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ class FileReader:
         self.size = sum(p.end - p.start for p in layouts(info))
         self.max_steps: int = info["max_steps"]
         self.file: _File | None = None
+        _readers[id(self)] = self
 
     def fill(self, k: int, buffers: list[memoryview]) -> None:
         if k >= self.max_steps:
@@ -123,6 +125,20 @@ class FileReader:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "file": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        _readers[id(self)] = self
+
+
+_readers: weakref.WeakValueDictionary[int, FileReader] = weakref.WeakValueDictionary()
+
+
+def close_below(directory: str) -> None:
+    """Closes the files of all readers in a directory, including those of copies of a split."""
+    for ref in _readers.valuerefs():
+        if (reader := ref()) and reader.path.startswith(directory + "/"):
+            reader.close()
 
 
 class _File:

@@ -12,14 +12,14 @@ import subprocess
 import tempfile
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 from ._errors import MountError
-from ._files import FileReader, hint, reason
+from ._files import FileReader, close_below, hint, reason
 from ._pipe import Piped
-from ._program import Log, parse_report, program, run, unexplained
+from ._program import Log, above_standard, parse_report, program, run, unexplained
 from ._ranks import resolve_split
 from ._settings import PathLike, Setting, flags
 from ._split import Split
@@ -123,13 +123,12 @@ class Mount:
     def __init__(self, mountpoint: str, made: bool, args: list[str]) -> None:
         self.mountpoint = mountpoint
         self._log = Log()
-        self._readers: weakref.WeakSet[FileReader] = weakref.WeakSet()
         # The program creates and removes the directory, because this process may be killed at any
         # time.
         own = ["--make-mountpoint"] if made else []
         directory = mountpoint if made else ""
         process = _start(["--parent", str(os.getpid()), *own, *args, mountpoint], self._log, directory)
-        self.close: Callable[[], object] = weakref.finalize(self, _unmount, directory, process, os.getpid(), self._readers)
+        self.close: Callable[[], object] = weakref.finalize(self, _unmount, directory, process, os.getpid(), mountpoint)
         """Unmounts, and returns when nothing is mounted, or raises MountError. In a forked process, it does nothing."""
 
     def split(
@@ -137,9 +136,7 @@ class Mount:
     ) -> Split:
         """Returns a split, ``m.split("train", order="shuffle")``: see `batchfs.split`."""
         path, info = resolve_split(os.path.join(self.mountpoint, name), rank, world, mesh, settings, _info)
-        reader = FileReader(path, info)
-        self._readers.add(reader)
-        return Split(info, reader, self)
+        return Split(info, FileReader(path, info), self)
 
     def log(self) -> str:
         """Returns the end of the mount's log, or an empty string if the log goes to a file."""
@@ -167,7 +164,7 @@ def _start(args: list[str], log: Log, directory: str) -> subprocess.Popen[bytes]
     """Starts the program and returns when the mount can be read. If it fails, nothing is mounted, and directory, if any, is gone."""
     with contextlib.ExitStack() as files:
         try:
-            ours, theirs = (files.enter_context(os.fdopen(fd, mode)) for fd, mode in zip(os.pipe(), ("rb", "wb")))
+            ours, theirs = (files.enter_context(os.fdopen(above_standard(fd), mode)) for fd, mode in zip(os.pipe(), ("rb", "wb")))
             # In a session of its own, the program does not get Ctrl-C, so the trainer can still
             # read while it saves its state.
             process = subprocess.Popen(
@@ -194,13 +191,12 @@ def _start(args: list[str], log: Log, directory: str) -> subprocess.Popen[bytes]
             raise
 
 
-def _unmount(directory: str, process: subprocess.Popen[bytes], parent: int, readers: Iterable[FileReader]) -> None:
+def _unmount(directory: str, process: subprocess.Popen[bytes], parent: int, mountpoint: str) -> None:
     """Ends a mount that process parent made, waits until it is gone, and removes directory, if any."""
     if os.getpid() != parent:
         process.returncode = 0  # only the program's parent can wait for it
         return
-    for reader in readers:
-        reader.close()
+    close_below(mountpoint)  # the mount would wait for them
     try:
         process.terminate()
         process.wait()

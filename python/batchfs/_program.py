@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -36,11 +37,20 @@ def program() -> str:
     raise MountError("there is no program batchfs: pip install --force-reinstall batchfs, or set BATCHFS_PROGRAM to its path")
 
 
+def above_standard(fd: int) -> int:
+    """Returns a descriptor from 3 on in place of fd, which may be below in a daemon that has closed its standard streams."""
+    if fd > 2:
+        return fd
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(fd)
+    return moved
+
+
 class Log:
     """The standard error of a program. It is kept in memory, because a full disk would lose it."""
 
     def __init__(self) -> None:
-        self.fd = os.memfd_create("batchfs")
+        self.fd = above_standard(os.memfd_create("batchfs"))
 
     def __del__(self) -> None:
         os.close(self.fd)

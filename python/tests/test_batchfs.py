@@ -18,6 +18,7 @@ import sys
 import tempfile
 import textwrap
 import threading
+import time
 import unittest
 import warnings
 from collections.abc import Callable
@@ -1055,17 +1056,19 @@ class TestLife(Place):
         os.kill(int(reader), signal.SIGKILL)
 
     def test_with_unmounts(self) -> None:
-        m = batchfs.mount(config=self.config, mountpoint=self.place, set={"mount.grace": "1s"})
+        m = batchfs.mount(config=self.config, mountpoint=self.place, set={"mount.grace": "5m"})
         train = m.split("train")
+        begun = time.monotonic()
         with self.assertRaises(ZeroDivisionError), m:
-            copy = pickle.loads(pickle.dumps(train))
-            self.assertTrue(same(train[1], copy[1]))
+            others = pickle.loads(pickle.dumps(train)), copy.deepcopy(train.steps()), batchfs.split(self.place / "train")
+            self.assertTrue(same(train[0], others[0][0]) and same(train[0], next(others[1])[1]) and same(train[0], others[2][0]))
             child = waiting.forked(m.close)  # does nothing, because the parent made the mount
             waiting.join(child)
             self.assertEqual(child.exitcode, 0)
             self.assertTrue(self.mounted())
             _ = 1 / 0
         self.assertFalse(self.mounted())
+        self.assertLess(time.monotonic() - begun, 60)  # no file of this process kept the mount
         self.assertRaisesRegex(batchfs.ReadError, "is a batchfs mounted there", lambda: train[2])
         m.close()
 
@@ -1083,6 +1086,21 @@ class TestLife(Place):
         self.assertEqual(set(places) & mounts(), {places[0]})
         made[0].close()
         self.assertFalse(any(map(os.path.exists, places)))
+
+    def test_closed_standard_streams(self) -> None:
+        """A daemon may have closed them, so that the next files get their descriptors."""
+        result = self.directory / "result"
+        process = python(f"""
+            os.closerange(0, 3)
+            with batchfs.mount(config={self.config!r}) as m:
+                text = str(m.split('train')[0].x.sum())
+            text += ' ' + str(batchfs.Piped(['-c', {self.config!r}]).split('train')[0].x.sum())
+            with open({str(result)!r}, 'w') as file:
+                file.write(text)
+        """)
+        waiting.end(process)
+        first, second = result.read_text().split()
+        self.assertEqual(first, second)
 
     def test_two_runs(self) -> None:
         """Runs on one machine have mounts of their own."""
