@@ -12,11 +12,11 @@ type Kind struct {
 }
 
 // Other is the kind of all errors without another one.
-var Other = &Kind{"failed", 1, "any other failure; `check`, `doctor` and `why` found a problem"}
+var Other = &Kind{"failed", 1, "any other failure, such as a value that a flag does not take; `check`, `doctor` and `why` found a problem"}
 
 // These are the other kinds. Exit statuses 2 and 3 are those of a worker that crashed.
 var (
-	Usage      = &Kind{"usage", 64, "there is no such command or flag, or its arguments are wrong"}
+	Usage      = &Kind{"usage", 64, "the command line does not fit the usage of the command: an unknown command or flag, too few or too many arguments, or a flag's value of another type"}
 	Data       = &Kind{"data", 65, "token files that a mount or a batch needs are missing, wrong or cannot be read, have changed, or do not suit the configuration"}
 	NoFUSE     = &Kind{"no_fuse", 69, "this machine or this user cannot mount; `cat` and `batchfs.open` in Python read the same batches without a mount"}
 	Mountpoint = &Kind{"mountpoint", 73, "the mountpoint does not exist or is not an empty directory, or no batchfs is mounted there"}
