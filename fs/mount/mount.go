@@ -72,6 +72,18 @@ func Connect(mountpoint string, allowOther bool) (*Mounted, *os.File, error) {
 	return nil, nil, err
 }
 
+// CheckAddressSpace returns an error if the processes of a mount would run out of address space,
+// most of which they only reserve.
+func CheckAddressSpace() error {
+	const needed = 4 << 30
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_AS, &limit); err != nil || limit.Cur >= needed {
+		return nil
+	}
+	return failure.NoFUSE.Wrap(fmt.Errorf("the address space is limited to %d MiB, and a mount needs %d: raise the limit (ulimit -v, or that of the job); %s",
+		limit.Cur>>20, needed>>20, insteadOfFUSE))
+}
+
 // CheckMountpoint returns an error unless there is an empty directory at an absolute path, with no
 // batchfs mounted on it. Symbolic links in the path are not followed.
 func CheckMountpoint(mountpoint string) error {

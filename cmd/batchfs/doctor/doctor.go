@@ -211,6 +211,9 @@ func (d *doctor) device() (string, error) {
 }
 
 func (d *doctor) permissionToMount() (string, error) {
+	if err := mount.CheckAddressSpace(); err != nil {
+		return "", err
+	}
 	if mayMount() {
 		return "this user may mount", nil
 	}

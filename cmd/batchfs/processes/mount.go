@@ -82,6 +82,9 @@ func (f *MountFlags) Run(cmd *cobra.Command, args []string) error {
 			return err
 		})
 	}
+	if err := mount.CheckAddressSpace(); err != nil {
+		return err
+	}
 	if f.makesMountpoint && len(args) == 1 {
 		// A fusermount3 that lacks the capabilities of root must be able to enter it.
 		if err := os.Mkdir(args[0], 0o755); err != nil {
