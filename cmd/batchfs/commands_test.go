@@ -146,6 +146,8 @@ func TestUsageErrors(t *testing.T) {
 		"mount --block-size 4": "unknown flag: --block-size; usage: batchfs mount [MOUNTPOINT] [flags] (--help explains it)",
 		"cat train --count -1": `--count: must be a whole number from 0 on (got "-1"); usage: `,
 		"plan --epochs x":      `--epochs: must be a number (got "x"); usage: `,
+		"mount --data=":        "the name is empty, perhaps because a variable is not set; usage: ",
+		"view a --config=":     "the name is empty, perhaps because a variable is not set; usage: ",
 		"view --port 65536":    `--port: must be a whole number from 0 to 65535 (got "65536"); usage: `,
 	} {
 		err := run(strings.Fields(args), new(strings.Builder))

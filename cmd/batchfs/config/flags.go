@@ -25,13 +25,29 @@ type Flags struct {
 	Sets   []string // key=value arguments, which override the file
 }
 
+// A nameFlag is the value of a flag that names a file. If a variable in a script is not set, the
+// flag must not have the same effect as if it were left out.
+type nameFlag string
+
+func (n *nameFlag) String() string { return string(*n) }
+
+func (n *nameFlag) Type() string { return "string" }
+
+func (n *nameFlag) Set(name string) error {
+	if name == "" {
+		return errors.New("the name is empty, perhaps because a variable is not set")
+	}
+	*n = nameFlag(name)
+	return nil
+}
+
 // ErrNothingNamed means that the flags name nothing and that there is no config.toml.
 var ErrNothingNamed = errors.New("nothing to serve: there is no config.toml in this directory; name a configuration file with -c, " +
 	"or a directory that has train.bin and val.bin with --data")
 
 // RegisterStore adds the flags with which a command that reads no splits takes the table [store].
 func (f *Flags) RegisterStore(cmd *cobra.Command) {
-	cmd.Flags().StringVarP(&f.Config, "config", "c", "", "configuration `file` whose table [store] says how to access s3:// names")
+	cmd.Flags().VarP((*nameFlag)(&f.Config), "config", "c", "configuration `file` whose table [store] says how to access s3:// names")
 	cmd.Flags().StringArrayVar(&f.Sets, "set", nil, "override a key of [store] with `key=value`, such as store.endpoint=https://minio.example.com; can be repeated")
 	cmd.MarkFlagFilename("config", "toml")
 }
@@ -56,8 +72,8 @@ func (f *Flags) LoadStore() (s Store, err error) {
 
 // Register adds the flags to a command.
 func (f *Flags) Register(cmd *cobra.Command) {
-	cmd.Flags().StringVarP(&f.Config, "config", "c", "", "configuration `file` (default: config.toml, if it exists and --data is not given)")
-	cmd.Flags().StringVar(&f.Data, "data", "", "`directory` of token files to serve, or folder of a store such as s3://bucket/tokens: train.bin and val.bin, "+
+	cmd.Flags().VarP((*nameFlag)(&f.Config), "config", "c", "configuration `file` (default: config.toml, if it exists and --data is not given)")
+	cmd.Flags().Var((*nameFlag)(&f.Data), "data", "`directory` of token files to serve, or folder of a store such as s3://bucket/tokens: train.bin and val.bin, "+
 		"or sets such as fineweb_train_000001.bin, train_text_document.bin or train_000001.npy; overrides the tokens of the configuration file, if there is one")
 	cmd.Flags().StringArrayVar(&f.Sets, "set", nil, "override a key of the configuration file with `key=value`; can be repeated")
 	cmd.MarkFlagDirname("data")
