@@ -429,6 +429,10 @@ func TestRequestWithoutATerminal(t *testing.T) {
 		if err := r.requestRestart(); err != nil && err != errStopped || r.restartRequested != announced || r.graceEnd.IsZero() != announced {
 			t.Errorf("announced: %v; %v; restart: %v; the grace period ends at %v", announced, err, r.restartRequested, r.graceEnd)
 		}
+		// A shell passes SIGHUP on to its jobs, and when it exits, the kernel sends another.
+		if err := r.requestRestart(); err != nil {
+			t.Errorf("announced: %v; a second signal: %v", announced, err)
+		}
 	}
 }
 
