@@ -45,7 +45,8 @@ func (f *Frame) ComputeRates(earlier *Frame) {
 			s.Rates = &StoreRates{float64(s.Fetched-old.Fetched) / seconds, float64(s.Requests-old.Requests) / seconds, float64(s.Errors-old.Errors) / seconds}
 		}
 		for _, s := range m.Sequences {
-			if old := old[m.Mountpoint+"\x00"+s.Name]; old != nil && old.Reads <= s.Reads {
+			old := old[m.Mountpoint+"\x00"+s.Name]
+			if old != nil && old.Reads <= s.Reads && old.Batches <= s.Batches && old.Bytes <= s.Bytes {
 				s.Rates = s.ratesSince(old, seconds)
 			}
 		}

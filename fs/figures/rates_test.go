@@ -43,3 +43,20 @@ func TestRates(t *testing.T) {
 		t.Error("an empty histogram has a median")
 	}
 }
+
+// A sequence that started over may have been read more often than before, but from fewer batches.
+func TestRatesOfASequenceThatStartedOver(t *testing.T) {
+	frame := func(second int64, s *Sequence) *Frame {
+		return &Frame{time.Unix(second, 0), []*Mount{{Mountpoint: "/a", Sequences: []*Sequence{s}}}}
+	}
+	for what, anew := range map[string]*Sequence{
+		"bytes":   {Name: "train/seed=1", Reads: 9, Batches: 4, Bytes: 7},
+		"batches": {Name: "train/seed=1", Reads: 9, Batches: 3, Bytes: 8},
+	} {
+		f := frame(2, anew)
+		f.ComputeRates(frame(1, &Sequence{Name: "train/seed=1", Reads: 8, Batches: 4, Bytes: 8}))
+		if r := anew.Rates; r != nil {
+			t.Errorf("fewer %s: %+v", what, r)
+		}
+	}
+}
