@@ -117,6 +117,9 @@ func readersOf(shared *state.Shared) map[int][]*Reader {
 	stats := shared.Readers()
 	for i := range stats {
 		s := &stats[i]
+		if !s.HasRead() {
+			continue
+		}
 		number, thread := int(s.Sequence.Load()), int(s.Thread.Load())
 		waits, since := s.Since()
 		pid, command := process.OfThread(thread)

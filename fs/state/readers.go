@@ -50,6 +50,9 @@ func (r *ReaderStats) Since() (waits bool, d time.Duration) {
 	return signedSince < 0, time.Duration(clock.Now() - max(signedSince, -signedSince))
 }
 
+// HasRead reports whether the reader has sent a request. Until then, Since has no meaning.
+func (r *ReaderStats) HasRead() bool { return r.signedSince.Load() != 0 }
+
 // Readers returns the readers of all slots ever used. Elements with Sequence 0 are unused.
 func (s *Shared) Readers() []ReaderStats { return s.readers[:s.slotsUsed.Load()] }
 
