@@ -357,3 +357,32 @@ func TestFindFusermount(t *testing.T) {
 		t.Errorf("%q %v", helper, err)
 	}
 }
+
+// A link to a mountpoint finds the mount, even if the mount is dead or hangs.
+func TestLinkToAMount(t *testing.T) {
+	m, connection, _ := newTestMount(t)
+	dir := t.TempDir()
+	link, second := filepath.Join(dir, "link"), filepath.Join(dir, "second")
+	noError(t, errors.Join(os.Symlink(m.Mountpoint+"/", link), os.Symlink("../"+filepath.Base(dir)+"/link", second)))
+	check := func(state string) {
+		t.Helper()
+		for _, path := range []string{link, second} {
+			testwait.End(t, "finding a mount that is "+state, func() {
+				resolved, err := Resolve(path)
+				if found, atErr := At(path); err != nil || atErr != nil || resolved != m.Mountpoint || found.id != m.id {
+					t.Errorf("%s, %s: resolved to %s (%v), found %+v (%v)", state, path, resolved, err, found, atErr)
+				}
+			})
+		}
+	}
+	check("hanging")
+	connection.Close()
+	check("dead")
+	noError(t, errors.Join(os.Mkdir(filepath.Join(dir, "a"), 0o755), os.Symlink("a/../none", filepath.Join(dir, "dangling")),
+		os.Symlink("loop", filepath.Join(dir, "loop")), os.Symlink("..", filepath.Join(dir, "up")), os.Symlink("/", filepath.Join(dir, "root"))))
+	for name, want := range map[string]string{"dangling": dir + "/none", "loop": dir + "/loop", "up": filepath.Dir(dir), "root": "/", "a": dir + "/a"} {
+		if resolved, err := Resolve(filepath.Join(dir, name)); err != nil || resolved != want {
+			t.Errorf("%s: resolved to %s (%v), want %s", name, resolved, err, want)
+		}
+	}
+}

@@ -11,26 +11,37 @@ import (
 )
 
 // Resolve makes a path absolute and resolves its symbolic links, as in the kernel's table of
-// mounts. If the path is a mountpoint, it does not touch the last component, because lstat on a
-// dead mount fails.
+// mounts. If the path is a mountpoint or a link to one, it does not touch the mount, which may be
+// dead or hang.
 func Resolve(path string) (string, error) {
+	const maxLinks = 40 // as in the kernel
 	abs, err := filepath.Abs(path)
 	if err != nil {
 		return "", err
 	}
-	dir, err := filepath.EvalSymlinks(filepath.Dir(abs))
-	if errors.Is(err, os.ErrNotExist) {
-		return abs, nil // nothing can be mounted there
-	}
-	if err != nil {
-		return "", err
-	}
-	abs = filepath.Join(dir, filepath.Base(abs))
-	if mounted, err := Find(abs); mounted != nil || err != nil {
-		return abs, err
-	}
-	if real, err := filepath.EvalSymlinks(abs); err == nil {
-		return real, nil
+	for range maxLinks {
+		// Unlike Dir, Split keeps "..", which may follow a link.
+		dir, name := filepath.Split("/" + strings.Trim(abs, "/"))
+		dir, err := filepath.EvalSymlinks(dir)
+		if errors.Is(err, os.ErrNotExist) {
+			return filepath.Clean(abs), nil // nothing can be mounted there
+		}
+		if err != nil {
+			return "", err
+		}
+		abs = filepath.Join(dir, name)
+		if mounted, err := Find(abs); mounted != nil || err != nil {
+			return abs, err
+		}
+		target, err := os.Readlink(abs)
+		switch {
+		case err != nil:
+			return abs, nil // not a link
+		case filepath.IsAbs(target):
+			abs = target
+		default:
+			abs = dir + "/" + target
+		}
 	}
 	return abs, nil
 }
