@@ -260,7 +260,8 @@ func (m *Mounted) usesBy(proc string) (all []string) {
 	}
 	maps, _ := os.ReadFile(proc + "/maps")
 	for line := range strings.Lines(string(maps)) {
-		if pos := strings.Index(line, m.Mountpoint+"/"); pos > 0 {
+		// The path is the last field, and no other field has a slash.
+		if pos := strings.IndexByte(line, '/'); pos > 0 && strings.HasPrefix(line[pos:], m.Mountpoint+"/") {
 			all = append(all, "has mapped "+printable.Name(strings.TrimSpace(line[pos:])))
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -384,5 +385,17 @@ func TestLinkToAMount(t *testing.T) {
 		if resolved, err := Resolve(filepath.Join(dir, name)); err != nil || resolved != want {
 			t.Errorf("%s: resolved to %s (%v), want %s", name, resolved, err, want)
 		}
+	}
+}
+
+// A process that has mapped a file elsewhere does not use the mount, whatever the path of the file.
+func TestUsesBy(t *testing.T) {
+	proc := t.TempDir()
+	const line = "7f0000000000-7f0000001000 r--s 00000000 00:2d 4117                       "
+	maps := line + "/data/mnt/tokens.bin\n" + line + "/mnt/train/batches.npy\n" + line + "[heap]\n" + line + "\n"
+	noError(t, os.WriteFile(filepath.Join(proc, "maps"), []byte(maps), 0o644))
+	m := &Mounted{Mountpoint: "/mnt", id: 1}
+	if uses := m.usesBy(proc); !slices.Equal(uses, []string{"has mapped /mnt/train/batches.npy"}) {
+		t.Errorf("%q", uses)
 	}
 }
