@@ -46,12 +46,17 @@ func CheckMountpoint(c *config.Config, logFile string) (abs string, err error) {
 
 // isInside reports whether a file, which need not exist, is dir or below it.
 func isInside(dir, file string) bool {
-	real, err := filepath.EvalSymlinks(file)
+	path, err := filepath.Abs(file)
 	if err != nil {
-		real, err = filepath.EvalSymlinks(filepath.Dir(file))
+		return false
 	}
-	if err == nil {
-		real, err = filepath.Abs(real)
+	for ; ; path = filepath.Dir(path) {
+		real, err := mount.Resolve(path)
+		if err == nil && strings.HasPrefix(real+"/", strings.TrimSuffix(dir, "/")+"/") {
+			return true
+		}
+		if path == "/" {
+			return false
+		}
 	}
-	return err == nil && strings.HasPrefix(real+"/", strings.TrimSuffix(dir, "/")+"/")
 }
