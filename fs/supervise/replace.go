@@ -166,7 +166,8 @@ func (s *supervisor) processFailed(p *workerProcess, why error) error {
 		}
 		return nil
 	case p.isServing:
-		if p.isRestart { // kill found its msgServing, so it may have answered requests
+		// If kill found its msgServing, it may have answered requests.
+		if p.isRestart || s.lastFailure != nil {
 			s.recordServing()
 		}
 		s.drainSnapshots()

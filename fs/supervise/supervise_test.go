@@ -362,6 +362,33 @@ func TestRestartBehindTheEnd(t *testing.T) {
 	}
 }
 
+// Workers that end right after they began to serve count as failures in a row, even if their end is
+// noticed before that message.
+func TestFailuresBehindTheEnd(t *testing.T) {
+	r := newTestRun(t, "serve")
+	r.awaitServing(t)
+	r.servingSince = time.Now().Add(-time.Hour)
+	noError(t, r.processFailed(r.next, errors.New("it began too early")))
+	r.setBehavior("publish, then end")
+	noError(t, r.processFailed(r.worker, errors.New("killed by a test")))
+	for failures := 2; failures < 5; failures++ {
+		noError(t, r.appointWorker(false))
+		p := r.worker
+		for !p.isPromoted {
+			noError(t, r.handleMessage(p, testwait.For(t, "a message of the new worker", p.messages)))
+		}
+		testwait.For(t, "the end of the new worker", p.ended)
+		noError(t, r.processFailed(p, p.killFailed(message{})))
+		want := fmt.Sprint("published by ", p.cmd.Process.Pid)
+		if text, err := io.ReadAll(io.NewSectionReader(r.Snapshot, 0, 100)); err != nil || string(text) != want {
+			t.Errorf("the snapshot is %q (%v), want %q", text, err, want)
+		}
+		if r.failures != failures {
+			t.Errorf("%d failures, want %d", r.failures, failures)
+		}
+	}
+}
+
 // The reason of a process that refuses is reported even if its end is noticed before its message.
 func TestRefusalBehindTheEnd(t *testing.T) {
 	r := newTestRun(t, "refuse")
