@@ -48,8 +48,9 @@ type Handles struct {
 // An inFlightRead is a READ without a reply.
 type inFlightRead struct {
 	ReadRequest
-	batch uint64 // batch number
-	added bool   // whether it added to the delivered ranges
+	batch    uint64 // batch number
+	takenFor uint64 // slot.assignedRequest: after a seek, a handle can take the same number again
+	added    bool   // whether it added to the delivered ranges
 }
 
 // A handleState is the state of a handle of next. It is always computed from the handle's slot, so
@@ -283,7 +284,7 @@ func (h *Handles) AssignBatch(r ReadRequest, cancel <-chan struct{}) (k uint64, 
 	}
 	k, added, err := h.assignBatch(r)
 	if err == nil {
-		h.inFlight[r.ID] = inFlightRead{r, k, added}
+		h.inFlight[r.ID] = inFlightRead{r, k, h.slot(r.FH).assignedRequest.Load(), added}
 	}
 	return k, err
 }
@@ -481,7 +482,7 @@ func (h *Handles) Rollback(id uint64) {
 // goes back to the cursor.
 func (h *Handles) undoRead(r inFlightRead) {
 	s, state := h.slot(r.FH), h.stateOf(r.FH)
-	holdsOther := s.number.Load() != r.batch
+	holdsOther := s.number.Load() != r.batch || s.assignedRequest.Load() != r.takenFor
 	if holdsOther && r.Off > 0 {
 		h.recordUnfinished(r.ReadRequest, r.batch) // lets the thread retry
 	}

@@ -158,3 +158,26 @@ func TestTooManyHandles(t *testing.T) {
 		t.Error("a second release freed the slot of another handle")
 	}
 }
+
+// A read that fails after a seek does not return the number that its handle took again since.
+func TestFailureAfterASeekBack(t *testing.T) {
+	h := newTestHandles(t)
+	fh, _ := h.Open(1, 7, false, 2)
+	request := ReadRequest{ID: 4, FH: fh, Thread: 1, FileRange: FileRange{0, 8, 8}, Batches: noEnd}
+	assign := func() uint64 {
+		t.Helper()
+		k, err := h.AssignBatch(request, nil)
+		noError(t, err)
+		return k
+	}
+	assign()
+	h.shared.Sequences[1].Seek(0)
+	request.ID, request.Thread = 6, 2
+	assign()
+	h.Commit(6)
+	h.Rollback(4)
+	request.ID = 8
+	if k := assign(); k != 1 {
+		t.Errorf("after batch 0 came batch %d", k)
+	}
+}

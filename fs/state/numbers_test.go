@@ -25,13 +25,13 @@ const (
 // A stepRunner is a worker and the requests that it has received.
 type stepRunner struct {
 	h       *Handles
-	handles map[int]uint64         // open handles by step.fh
-	reads   map[uint64]ReadRequest // requests by step.id
-	ids     uint64                 // last request id
+	handles map[int]uint64          // open handles by step.fh
+	reads   map[uint64]inFlightRead // latest requests by step.id
+	ids     uint64                  // last request id
 }
 
 func newStepRunner(t *testing.T) *stepRunner {
-	return &stepRunner{h: newTestHandles(t), handles: map[int]uint64{}, reads: map[uint64]ReadRequest{}}
+	return &stepRunner{h: newTestHandles(t), handles: map[int]uint64{}, reads: map[uint64]inFlightRead{}}
 }
 
 // run executes step i.
@@ -68,10 +68,12 @@ func (s *stepRunner) run(t *testing.T, i int, st step) {
 		s.h.Release(fh)
 		delete(s.handles, st.fh)
 	case "roll back":
-		s.h.undoRead(inFlightRead{s.reads[st.id], uint64(st.want), true})
+		rolledBack := s.reads[st.id]
+		rolledBack.batch, rolledBack.added = uint64(st.want), true
+		s.h.undoRead(rolledBack)
 	case "", "fail":
-		s.reads[st.id] = r
 		k, added, err := s.h.assignBatch(r)
+		s.reads[st.id] = inFlightRead{r, k, s.h.slot(fh).assignedRequest.Load(), added}
 		got := int(k)
 		if err != nil {
 			got = failed
@@ -80,7 +82,7 @@ func (s *stepRunner) run(t *testing.T, i int, st step) {
 			t.Errorf("step %d, %+v: number %d (%v)", i, st, got, err)
 		}
 		if st.do == "fail" {
-			s.h.undoRead(inFlightRead{r, k, added})
+			s.h.undoRead(s.reads[st.id])
 		}
 	default:
 		t.Fatalf("step %d: %q", i, st.do)
