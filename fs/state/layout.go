@@ -65,7 +65,7 @@ type mountState struct {
 	Worker    atomic.Int64  // process id of the serving worker
 	Workers   atomic.Uint64 // workers that have served, including the current one
 	Crashes   atomic.Uint64 // workers that crashed or hung; written by the supervisor
-	Heartbeat atomic.Int64  // clock.Now of the worker's last pong; written by the supervisor
+	Heartbeat atomic.Int64  // clock.Now of mounting or the last pong; written by the supervisor
 
 	Init      Text // INIT, the kernel's first request on a connection
 	InitReply Text

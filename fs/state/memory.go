@@ -10,6 +10,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"batchfs/internal/clock"
 )
 
 // A header begins the file and locates the sections. Because processes of other builds read the
@@ -84,6 +86,7 @@ func New() (*os.File, *Shared, error) {
 		return nil, nil, err
 	}
 	s.Began = time.Now().UnixNano()
+	s.Heartbeat.Store(clock.Now())
 	return file, s, nil
 }
 

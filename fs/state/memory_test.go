@@ -182,3 +182,14 @@ func describeLayout(out *strings.Builder, name string, typ reflect.Type, offset 
 		}
 	}
 }
+
+// A mount whose first worker does not serve yet is not stuck.
+func TestHeartbeatBegins(t *testing.T) {
+	file, shared, err := New()
+	noError(t, err)
+	defer file.Close()
+	defer shared.Close()
+	if silent := shared.SinceHeartbeat(); silent > StuckAfter {
+		t.Errorf("silent for %v", silent)
+	}
+}

@@ -155,7 +155,7 @@ func (s *Shared) NewConnection() {
 const StuckAfter = 3 * time.Second
 
 // SinceHeartbeat returns the time since the worker last answered a ping, which it gets every
-// second.
+// second, or since the mount began.
 func (s *Shared) SinceHeartbeat() time.Duration {
 	return time.Duration(clock.Now() - s.Heartbeat.Load())
 }
