@@ -54,7 +54,7 @@ func (r *ReaderStats) Since() (waits bool, d time.Duration) {
 func (r *ReaderStats) HasRead() bool { return r.signedSince.Load() != 0 }
 
 // Readers returns the readers of all slots ever used. Elements with Sequence 0 are unused.
-func (s *Shared) Readers() []ReaderStats { return s.readers[:s.slotsUsed.Load()] }
+func (s *Shared) Readers() []ReaderStats { return s.readers[:min(s.slotsUsed.Load(), MaxHandles)] }
 
 // A ReadTimer measures one request for bytes of next. The zero value does nothing. It belongs to
 // one goroutine.

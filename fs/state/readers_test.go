@@ -34,6 +34,15 @@ func TestReadersKeepTheirCounters(t *testing.T) {
 	}
 }
 
+// A user can forge the number of slots in the memory of a mount, which root may inspect.
+func TestForgedSlots(t *testing.T) {
+	shared := newTestHandles(t).shared
+	shared.slotsUsed.Store(1 << 40)
+	if n := len(shared.Readers()); n > MaxHandles {
+		t.Errorf("%d readers", n)
+	}
+}
+
 // A request that fails after it has timed out does not end the wait for a later one.
 func TestLateFailure(t *testing.T) {
 	shared := newTestHandles(t).shared
