@@ -30,7 +30,11 @@ func (t *tree) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) 
 	case k.isNext():
 		return t.openNext(i, in, cancel, out)
 	case k.isText():
-		out.Fh, out.OpenFlags = t.openText(i, cancel), uncachedFlags
+		fh, err := t.openText(i, cancel)
+		if err != nil {
+			return t.FailRequest(in.Unique, in.NodeId, err)
+		}
+		out.Fh, out.OpenFlags = fh, uncachedFlags
 	case k.isNumbered():
 		b, err := t.refreshToOpen(i, cancel)
 		if err != nil {

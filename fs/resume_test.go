@@ -71,6 +71,7 @@ func TestUnsuitableSettingsAfterTakeover(t *testing.T) {
 		"batches.npy", "sequence.bin", fmt.Sprintf("batch/3.%032d.npy", 15), fmt.Sprintf("batches.%032d.npy", 15)} {
 		open = append(open, tr.openFile(t, "train/seed=1/"+name, 0))
 	}
+	info := tr.openFile(t, "train/seed=1/info.json", 0)
 	for _, arrays := range []array.Batch{oneArray(1000), s.Batch} {
 		unfit := countingBatches("train", 1000)
 		unfit.Batch = arrays
@@ -89,6 +90,18 @@ func TestUnsuitableSettingsAfterTakeover(t *testing.T) {
 					t.Errorf("with %d arrays, byte %d of kind %d: %v, %d bytes, want ESTALE", len(arrays.Arrays), off, r.node.kind(), status, len(data))
 				}
 			}
+		}
+		info.tree = tr
+		if text, status := info.read(0, 100); status != fuse.Status(syscall.ESTALE) {
+			t.Errorf("info.json: %v, %q, want ESTALE", status, text)
+		}
+		in := fuse.InHeader{NodeId: uint64(info.node)}
+		if status := tr.Open(nil, &fuse.OpenIn{InHeader: in}, &fuse.OpenOut{}); status != fuse.Status(syscall.ESTALE) {
+			t.Errorf("opening info.json: %v, want ESTALE", status)
+		}
+		in.NodeId = uint64(makeInode(splitDir, number, 0))
+		if status := tr.ReadDir(nil, &fuse.ReadIn{InHeader: in}, &fuse.DirEntryList{}); status != fuse.Status(syscall.ESTALE) {
+			t.Errorf("listing the directory: %v, want ESTALE", status)
 		}
 		suits = true
 	}

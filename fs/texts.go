@@ -62,15 +62,19 @@ func isAtEnd(in *fuse.ReadIn) bool { return in.Offset > 0 && in.Offset >= textLe
 // mustRender reports whether a READ of a text renders it again.
 func (t *tree) mustRender(in *fuse.ReadIn) bool { return !isAtEnd(in) && t.texts.get(in.Fh) == nil }
 
-func (t *tree) openText(i inode, cancel <-chan struct{}) (fh uint64) {
+func (t *tree) openText(i inode, cancel <-chan struct{}) (fh uint64, err error) {
 	rendered := i.kind().entry().text.render(t, i, cancel)
+	if rendered == nil {
+		return 0, errForgotten
+	}
 	fh = t.shared.TextHandles.Add(1)<<textBits | uint64(len(rendered))
 	t.texts.put(fh, rendered)
-	return fh
+	return fh, nil
 }
 
 // A textContent is rendered as a whole.
 type textContent struct {
+	// render returns nil if the sequence is forgotten: see errForgotten.
 	render func(t *tree, i inode, cancel <-chan struct{}) []byte
 	length func(BatchList) int64 // bytes; nil if only render knows it
 }
@@ -97,6 +101,9 @@ func (c textContent) textOf(t *tree, r readRequest) ([]byte, error) {
 		return nil, nil
 	}
 	rendered := c.render(t, r.inode, r.cancel)
+	if rendered == nil {
+		return nil, errForgotten
+	}
 	if r.Offset > 0 && uint64(len(rendered)) != textLen(r.Fh) {
 		return nil, errTextGone
 	}
@@ -138,7 +145,7 @@ func (t *tree) cursor(i inode, _ <-chan struct{}) []byte {
 func (t *tree) info(i inode, cancel <-chan struct{}) []byte {
 	s := t.sequences.get(i.sequence())
 	if s == nil {
-		return []byte{}
+		return nil
 	}
 	b, _ := s.LatestFor(0, cancel) // reads of batches report the error
 	return b.Info()

@@ -98,7 +98,7 @@ func TestCosts(t *testing.T) {
 	check("attributes under settings that this worker has not used yet", tr.CostOfGetAttr(&fuse.GetAttrIn{InHeader: settings}), 1, 0)
 	check("attributes", tr.CostOfGetAttr(&fuse.GetAttrIn{InHeader: fuse.InHeader{NodeId: uint64(tr.find("train"))}}), 0, 0)
 	info := tr.find("train/info.json")
-	fh := tr.openText(info, nil)
+	fh, _ := tr.openText(info, nil)
 	check("read of a text in memory", tr.CostOfRead(&fuse.ReadIn{InHeader: fuse.InHeader{NodeId: uint64(info)}, Fh: fh, Size: 500}), 0, 0)
 	list := func(dir inode) guard.Cost {
 		return tr.CostOfReadDir(&fuse.ReadIn{InHeader: fuse.InHeader{NodeId: uint64(dir)}, Size: 4096})

@@ -275,6 +275,9 @@ func (t *tree) CostOfReadDir(in *fuse.ReadIn) guard.Cost {
 
 func (t *tree) ReadDir(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
 	dir, up := inode(in.NodeId), rootInode
+	if _, ok := t.current(dir); !ok {
+		return t.FailRequest(in.Unique, in.NodeId, errForgotten)
+	}
 	if dir.kind() == batchDir {
 		up = makeInode(splitDir, dir.sequence(), dir.rest())
 	}
