@@ -30,7 +30,7 @@ and further sources, provided that no row that was read or prefetched changes. T
 command also fails if a split cannot be read after the restart.
 
 Sending SIGHUP to the supervisor of the mount does the same, unless it has lost its
-terminal, which ends the mount.`,
+terminal, which ends the mount, or does nothing with nohup.`,
 		Example: "  batchfs restart /mnt/batches",
 		Args:    cobra.ExactArgs(1),
 		RunE: command.Interruptible(func(cmd *cobra.Command, args []string) error {

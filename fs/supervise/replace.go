@@ -22,7 +22,7 @@ import (
 // follows, because the configuration may have changed after the new worker read it.
 func (s *supervisor) requestRestart() error {
 	if !s.shared.IsRestartAnnounced() && s.IsOrphaned() {
-		if !s.graceEnd.IsZero() {
+		if s.IgnoreHangup || !s.graceEnd.IsZero() {
 			return nil // one lost terminal can cause two signals, from the shell and the kernel
 		}
 		return s.stop()

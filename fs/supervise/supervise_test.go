@@ -444,7 +444,8 @@ func TestRequestDuringARestart(t *testing.T) {
 	noError(t, r.end(t))
 }
 
-// If the terminal is gone, a signal ends the mount, unless a command announced it.
+// If the terminal is gone, a signal ends the mount, or does nothing with nohup, unless a command
+// announced it.
 func TestRequestWithoutATerminal(t *testing.T) {
 	for _, announced := range []bool{true, false} {
 		r := newTestRun(t, "serve")
@@ -459,6 +460,10 @@ func TestRequestWithoutATerminal(t *testing.T) {
 		// A shell passes SIGHUP on to its jobs, and when it exits, the kernel sends another.
 		if err := r.requestRestart(); err != nil {
 			t.Errorf("announced: %v; a second signal: %v", announced, err)
+		}
+		r.IgnoreHangup, r.graceEnd, r.restartRequested = true, time.Time{}, false
+		if err := r.requestRestart(); err != nil || r.restartRequested != announced || !r.graceEnd.IsZero() {
+			t.Errorf("nohup, announced: %v; %v; restart: %v; the grace period ends at %v", announced, err, r.restartRequested, r.graceEnd)
 		}
 	}
 }

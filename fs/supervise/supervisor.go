@@ -37,11 +37,13 @@ type Options struct {
 	Snapshot *os.File         // snapshot for the first worker; Run closes it
 	Restart  <-chan os.Signal // signals to replace the worker
 	// IsOrphaned reports whether a signal to replace the worker was sent because the terminal of
-	// this process is gone, and is one to unmount. It is not asked about those of batchfs restart.
-	IsOrphaned func() bool
-	Stop       <-chan os.Signal // signals to unmount; the second one ends the grace period
-	Grace      time.Duration    // time for open files to be closed before the mount ends
-	NoResend   bool             // whether to assume that the kernel does not resend requests
+	// this process is gone. It is then one to unmount or, with IgnoreHangup, ignored. IsOrphaned is
+	// not asked about those of batchfs restart.
+	IsOrphaned   func() bool
+	IgnoreHangup bool
+	Stop         <-chan os.Signal // signals to unmount; the second one ends the grace period
+	Grace        time.Duration    // time for open files to be closed before the mount ends
+	NoResend     bool             // whether to assume that the kernel does not resend requests
 
 	Serving   func(*state.Shared) // called when the first worker serves
 	Restarted func()              // called after each restart that succeeds

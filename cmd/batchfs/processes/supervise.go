@@ -81,7 +81,7 @@ func runSupervisor(
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(50) // this process makes little garbage and lives as long as the mount
 	}
-	isOrphaned := lostTerminal()
+	isOrphaned, nohup := lostTerminal(), signal.Ignored(syscall.SIGHUP)
 	restart, stop := make(chan os.Signal, 1), make(chan os.Signal, 2)
 	signal.Notify(restart, syscall.SIGHUP)
 	signal.Notify(stop, syscall.SIGINT, syscall.SIGTERM)
@@ -110,12 +110,13 @@ func runSupervisor(
 			cmd.Stderr = logTo
 			return cmd
 		},
-		Snapshot:   file,
-		Restart:    restart,
-		IsOrphaned: isOrphaned,
-		Stop:       stop,
-		Grace:      c.Mount.Grace,
-		NoResend:   snapshot.NoResend,
+		Snapshot:     file,
+		Restart:      restart,
+		IsOrphaned:   isOrphaned,
+		IgnoreHangup: nohup,
+		Stop:         stop,
+		Grace:        c.Mount.Grace,
+		NoResend:     snapshot.NoResend,
 		Serving: func(shared *state.Shared) {
 			daemon.SdNotify(false, daemon.SdNotifyReady)
 			log.Info("mounted", "version", version, "pid", os.Getpid())
@@ -147,14 +148,13 @@ func serveMetrics(listener net.Listener, shared *state.Shared, log *slog.Logger)
 	go web.Serve(listener, mux, slog.NewLogLogger(log.Handler(), slog.LevelWarn))
 }
 
-// lostTerminal returns a function that reports whether this process has lost its terminal. With
-// nohup, it always returns false.
+// lostTerminal returns a function that reports whether this process has lost its terminal.
 func lostTerminal() func() bool {
 	hasTerminal := func() bool {
 		tty, err := os.Open("/dev/tty")
 		tty.Close()
 		return err == nil
 	}
-	hadTerminal := !signal.Ignored(syscall.SIGHUP) && hasTerminal()
+	hadTerminal := hasTerminal()
 	return func() bool { return hadTerminal && !hasTerminal() }
 }
