@@ -92,11 +92,21 @@ mount's configuration applies.`,
 
 func checkSplits(cmd *cobra.Command, src *config.Flags, paths []string, o scan.CheckOptions, b benchmark, asJSON bool) error {
 	var openers []*dataset.Opener
+	named := map[string]bool{}
 	for _, path := range paths {
 		opener, err := configuredSplit(src, path)
 		if err != nil {
 			return err
 		}
+		// Splits of two mounts may have the same name, and the findings are kept by name.
+		split := opener.Config.Splits[0]
+		if named[split.Name] {
+			split.Name = path
+		}
+		if named[split.Name] {
+			return failure.Usage.Wrap(fmt.Errorf("%s: is named twice; name it once", path))
+		}
+		named[split.Name] = true
 		openers = append(openers, opener)
 	}
 	var report interface{ Print(io.Writer) }

@@ -168,3 +168,22 @@ func TestAgainstOtherTokens(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Splits with the same name, as in two mounts, are still different splits.
+func TestCheckSplitsWithOneName(t *testing.T) {
+	t.Chdir(t.TempDir())
+	tokens := make([]byte, 4000)
+	rand.NewChaCha8([32]byte{}).Read(tokens)
+	testfiles.Write(t, map[string]string{"train.bin": string(tokens)})
+	check := func(paths ...string) (out string, err error) {
+		args := append(paths, "--set", "splits.train.tokens=train.bin", "--set", "batch.block_size=64")
+		return runCommand(t.Context(), checkCommand(), args...)
+	}
+	out, err := check("train", "train/rank=0")
+	if !errors.Is(err, command.ExitStatus(1)) || !strings.Contains(out, "100% of train/rank=0 (2000 tokens) is also in train\n") {
+		t.Errorf("error %v, %s", err, out)
+	}
+	if _, err := check("train", "train"); err == nil || err.Error() != "train: is named twice; name it once" {
+		t.Error(err)
+	}
+}
