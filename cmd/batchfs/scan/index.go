@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
@@ -56,7 +57,8 @@ func WriteIndex(ctx context.Context, path string, o cache.Options, eot int64, fo
 	case a.DType().Size() < 8 && eot>>(8*a.DType().Size()) > 0:
 		return index, fmt.Errorf("%s: its tokens are %s, so none can be %d; is --eot right?", path, a.DType(), eot)
 	}
-	hidden := filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s-%d", filepath.Base(index.Path), os.Getpid()))
+	// A number of the process would not do: in a container, a killed run may have had the same.
+	hidden := filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s-%s", filepath.Base(index.Path), rand.Text()[:10]))
 	tmp, err := os.OpenFile(hidden, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o666)
 	if err != nil {
 		return index, err
