@@ -71,7 +71,9 @@ func parseSet(arg string) (*document, error) {
 		return nil, fmt.Errorf("--set %s: must be key=value, e.g. --set batch.seed=7", arg)
 	}
 	if !strings.ContainsAny(value, "\r\n") {
-		if d, err := parse("", name+" = "+value); err == nil {
+		// A comment would hide the end of the list. What looks like one is part of a path.
+		_, inList := parse("", name+" = ["+value+"]")
+		if d, err := parse("", name+" = "+value); err == nil && inList == nil {
 			return d, nil
 		}
 	}
