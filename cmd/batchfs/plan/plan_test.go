@@ -265,7 +265,7 @@ func TestUnits(t *testing.T) {
 			t.Errorf("%s: %g, %v", text, got, err)
 		}
 	}
-	for seconds, want := range map[float64]string{0.25: "0.25 s", 12: "12 s", 303: "5 min 3 s", 12000: "3 h 20 min", 1e6: "11 d 13 h"} {
+	for seconds, want := range map[float64]string{0.25: "0.25 s", 12: "12 s", 303: "5 min 3 s", 12000: "3 h 20 min", 59.6: "1 min 0 s", 1e6: "11 d 13 h", 3.6e12: "41666666 d 16 h"} {
 		if got := formatDuration(seconds); got != want {
 			t.Errorf("%g seconds are %s, want %s", seconds, got, want)
 		}

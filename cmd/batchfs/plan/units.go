@@ -5,7 +5,6 @@ import (
 	"math"
 	"strconv"
 	"strings"
-	"time"
 )
 
 // counts maps the suffixes of plain numbers to their factors. rates does so for bytes per second.
@@ -49,16 +48,17 @@ func formatPercent(fraction float64) string {
 
 // formatDuration formats a number of seconds: 0.35 s, 12 s, 5 min 3 s, 3 h 20 min, 12 d 4 h.
 func formatDuration(seconds float64) string {
-	d := time.Duration(min(seconds*float64(time.Second), math.MaxInt64)).Round(time.Second)
-	switch {
+	s := math.Round(seconds)
+	switch minutes, hours := math.Floor(s/60), math.Floor(s/3600); {
 	case seconds < 10:
 		return fmt.Sprintf("%.2g s", seconds)
-	case d < time.Minute:
-		return fmt.Sprintf("%d s", d/time.Second)
-	case d < time.Hour:
-		return fmt.Sprintf("%d min %d s", d/time.Minute, d%time.Minute/time.Second)
-	case d < 48*time.Hour:
-		return fmt.Sprintf("%d h %d min", d/time.Hour, d%time.Hour/time.Minute)
+	case s < 60:
+		return fmt.Sprintf("%.0f s", s)
+	case minutes < 60:
+		return fmt.Sprintf("%.0f min %.0f s", minutes, math.Mod(s, 60))
+	case hours < 48:
+		return fmt.Sprintf("%.0f h %.0f min", hours, math.Mod(minutes, 60))
+	default:
+		return fmt.Sprintf("%.0f d %.0f h", math.Floor(hours/24), math.Mod(hours, 24))
 	}
-	return fmt.Sprintf("%d d %d h", d/(24*time.Hour), d%(24*time.Hour)/time.Hour)
 }
