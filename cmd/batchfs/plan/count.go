@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -38,6 +39,7 @@ type memoryMiss struct {
 const (
 	countedRows = 20_000  // rows whose blocks are counted, in each range of steps
 	maxLookups  = 500_000 // approximate calls of Find
+	maxAsked    = 1e7     // limit of such calls for a block that is read in many epochs
 )
 
 // countBlocks counts the blocks that the first steps need, from two samples: all blocks of some
@@ -144,7 +146,12 @@ func (c *corpus) sampleBlocks(ctx context.Context, n *blockCounts, i, column int
 	n.corpusBlocks += total
 
 	elementsPerBlock := float64(a.Len()) / float64(total)
-	asked := (elementsPerBlock/c.stride() + 2) * (float64(n.steps)*c.rowsPerStep(i)/float64(c.sources[i].windows) + 1)
+	epochs := float64(n.steps) * c.rowsPerStep(i) / float64(c.sources[i].windows)
+	asked := (elementsPerBlock/c.stride() + 2) * (epochs + 1)
+	if epochs > 100 && asked > maxAsked { // counting would take hours, and all memory
+		return fmt.Errorf("source %s: is read for %s epochs within %s steps, more than plan can count; lower its weight, or leave it out",
+			c.sources[i].name, formatCount(epochs), formatCount(float64(n.steps)))
+	}
 	arrays := 0
 	for _, s := range c.sources {
 		arrays += len(s.arrays)
