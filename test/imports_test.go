@@ -63,7 +63,7 @@ func TestImports(t *testing.T) {
 			"internal/printable"},
 		"cmd/batchfs/plan": {"cache", "cache/array", "cache/blob", "cache/blocks", "cache/format", "cache/localfile", "cmd/batchfs/chart", "cmd/batchfs/config",
 			"cmd/batchfs/dataset", "cmd/batchfs/terminal", "internal/printable", "sampler"},
-		"cmd/batchfs/top":   {"cmd/batchfs/terminal", "fs/figures", "fs/state", "internal/printable"},
+		"cmd/batchfs/top":   {"cmd/batchfs/terminal", "fs/figures", "fs/mount", "fs/state", "internal/printable"},
 		"cmd/batchfs/bench": {"cache/blob", "cmd/batchfs/chart", "cmd/batchfs/command", "cmd/batchfs/terminal"},
 		"cmd/batchfs/scan": {"cache", "cache/array", "cache/blob", "cache/format", "cache/localfile", "cmd/batchfs/config", "cmd/batchfs/dataset",
 			"cmd/batchfs/terminal", "cmd/batchfs/vocabulary", "internal/jsonbytes", "internal/printable"},

@@ -173,6 +173,9 @@ func TestListOfMounts(t *testing.T) {
 	awaitListed(t, dead.Dir, "dead")
 	awaitListed(t, serving.Dir, "serving")
 	e2e.Equal(t, "the state of the dead mount in top", startTop(t, dead.Dir)().State, "dead")
+	link := filepath.Join(t.TempDir(), "link")
+	e2e.NoError(t, os.Symlink(serving.Dir, link))
+	e2e.Equal(t, "the state of the other one by a link", startTop(t, link)().State, "serving")
 	e2e.Run(t, e2e.Batchfs, "unmount", dead.Dir)
 	e2e.CheckFails(t, "no batchfs is mounted there", e2e.Batchfs, "top", t.TempDir())
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os/signal"
-	"path/filepath"
 	"syscall"
 	"time"
 
@@ -15,6 +14,7 @@ import (
 
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/fs/figures"
+	"batchfs/fs/mount"
 )
 
 // Command returns the command batchfs top.
@@ -41,16 +41,19 @@ prints one JSON object per second.`,
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			poller := new(figures.Poller)
 			defer poller.Close()
+			const list = "to list the mounts of this machine, run batchfs list"
 			mountpoint := ""
 			if len(args) == 1 {
-				if mountpoint, err = filepath.Abs(args[0]); err != nil {
-					return err
+				m, err := mount.At(args[0])
+				if err != nil {
+					return fmt.Errorf("%w; %s", err, list)
 				}
+				mountpoint = m.Mountpoint
 			}
 			poll := func() (*figures.Frame, error) {
 				mounts, err := poller.Poll(mountpoint)
 				if err == nil && mountpoint != "" && len(mounts) == 0 {
-					err = fmt.Errorf("%s: no batchfs is mounted there; to list the mounts of this machine, run batchfs list", args[0])
+					err = fmt.Errorf("%s: no batchfs is mounted there; %s", args[0], list)
 				}
 				return &figures.Frame{Time: time.Now(), Mounts: mounts}, err
 			}
