@@ -60,7 +60,11 @@ path in a mount. In a mount, the mount's configuration applies.`,
 				return err
 			case finding:
 				return findToken(cmd, d, find, epoch, asJSON)
-			case asJSON:
+			}
+			if err := d.CheckEnd(k); err != nil {
+				return err
+			}
+			if asJSON {
 				return d.Origins().Write(cmd.OutOrStdout(), k)
 			}
 			named, err := view.NamedVocabulary(by, cmd.ErrOrStderr())

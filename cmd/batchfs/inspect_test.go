@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
+	"syscall"
 	"testing"
 	"unicode/utf8"
 
@@ -171,6 +173,20 @@ func TestInspectShowsTheBeginning(t *testing.T) {
 		args := strings.Fields("train 0 --set splits.train.tokens=a.bin --set batch.block_size=300 " + chars)
 		if out := inspect(t, args...); strings.Count(out, want) != 12 {
 			t.Errorf("%s: %s", chars, out)
+		}
+	}
+}
+
+// A batch after the end of a sequence has no rows.
+func TestInspectAfterTheEnd(t *testing.T) {
+	t.Chdir(t.TempDir())
+	testfiles.Write(t, map[string]string{"a.bin": strings.Repeat("a", 130), "config.toml": "[batch]\nblock_size = 8\nbatch_size = 2\n" +
+		"[[splits.train.sources]]\ntokens = 'a.bin'\nweight = 1\nmax_epochs = 1\n"}) // 8 rows
+	inspect(t, "train", "3")
+	for _, flag := range []string{"--chars=1", "--json"} {
+		out, err := runCommand(t.Context(), inspectCommand(), "train", "4", flag)
+		if !errors.Is(err, syscall.ENODATA) || out != "" {
+			t.Errorf("%s: error %v, %s", flag, err, out)
 		}
 	}
 }
