@@ -98,17 +98,24 @@ func begins(documents *cache.Documents, start int64, at, n int) ([]int, error) {
 	if n < 2 {
 		return list, nil
 	}
-	first, err := documents.NumberAt(start + int64(at))
-	ends := make([]int64, min(documents.Count()-first, int64(n)))
-	if err == nil {
-		err = documents.Ends(first, ends)
-	}
-	for _, end := range ends {
-		if end < start+int64(at+n) {
-			list = append(list, int(end-start))
+	for pos, stop := start+int64(at), start+int64(at+n); ; { // again after empty documents
+		first, err := documents.NumberAt(pos)
+		ends := make([]int64, min(documents.Count()-first, int64(n)))
+		if err == nil {
+			err = documents.Ends(first, ends)
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, end := range ends {
+			if end >= stop {
+				return list, nil
+			}
+			if end > pos {
+				list, pos = append(list, int(end-start)), end
+			}
 		}
 	}
-	return list, err
 }
 
 // readRow returns up to n numbers of row j of array i of batch k, beginning with number at.

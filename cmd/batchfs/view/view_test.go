@@ -128,12 +128,13 @@ func TestRows(t *testing.T) {
 	}
 }
 
-// A window begins documents where the index says, whatever eot is, in answers of any size.
+// A window begins documents where the index says, whatever eot is, in answers of any size. Empty
+// documents, of which there may be many, begin nowhere.
 func TestBeginsOfDocuments(t *testing.T) {
 	t.Chdir(t.TempDir())
 	testfiles.Positions(t, map[string]int{"a.bin": 40})
 	var index []byte
-	for _, end := range []uint64{3, 9, 10, 31, 40} {
+	for _, end := range slices.Concat([]uint64{3}, slices.Repeat([]uint64{9}, 50), []uint64{10, 31, 40}) {
 		index = binary.LittleEndian.AppendUint64(index, end)
 	}
 	const lines = "[batch]\nbatch_size = 2\nblock_size = 12\ndtype = 'int64'\norder = 'sequential'\ntoken_dtype = 'uint32'\n"
