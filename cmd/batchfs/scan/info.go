@@ -117,9 +117,11 @@ func (s *Survey) AddFile(ctx context.Context, path string, o InfoOptions, stderr
 	if hasTokens {
 		counted = &s.ids
 	}
-	if err := f.countNumbers(ctx, a, o, stderr, counted); err != nil {
+	numbers := *counted // the survey has only whole files
+	if err := f.countNumbers(ctx, a, o, stderr, &numbers); err != nil {
 		return err
 	}
+	*counted = numbers
 	var wrong error
 	if f.Tokens > 0 {
 		wrong = s.countDocuments(ctx, f, o)
@@ -143,13 +145,8 @@ func (s *Survey) countDocuments(ctx context.Context, f *File, o InfoOptions) err
 	if err != nil || a.Documents() == nil {
 		return err
 	}
-	d := a.Documents()
-	f.Documents = d.Count()
-	s.documents += f.Documents
-	if s.lengths == nil {
-		s.lengths = lengths{}
-	}
-	block, blocks, every := sample(f.Documents, endsPerBlock, o.All)
+	d, counted := a.Documents(), lengths{}
+	block, blocks, every := sample(d.Count(), endsPerBlock, o.All)
 	for i := range blocks {
 		first := i * every
 		var previous [1]int64 // end of the document before
@@ -160,7 +157,7 @@ func (s *Survey) countDocuments(ctx context.Context, f *File, o InfoOptions) err
 		}
 		err := readEnds(ctx, d, first, first+block, func(ends []int64) error {
 			for _, end := range ends {
-				s.lengths[end-previous[0]]++
+				counted[end-previous[0]]++
 				previous[0] = end
 			}
 			return nil
@@ -168,6 +165,14 @@ func (s *Survey) countDocuments(ctx context.Context, f *File, o InfoOptions) err
 		if err != nil {
 			return err
 		}
+	}
+	f.Documents = d.Count()
+	s.documents += f.Documents
+	if s.lengths == nil {
+		s.lengths = lengths{}
+	}
+	for length, n := range counted {
+		s.lengths[length] += n
 	}
 	return nil
 }

@@ -49,6 +49,32 @@ func TestSurvey(t *testing.T) {
 	}
 }
 
+// An index that is wrong near its end adds no lengths of documents to those of other files.
+func TestSurveyOfWrongIndex(t *testing.T) {
+	t.Chdir(t.TempDir())
+	const documents = 2 * endsPerBlock
+	var index []byte
+	for end := range uint64(documents) {
+		index = binary.LittleEndian.AppendUint64(index, end+1)
+	}
+	binary.LittleEndian.PutUint64(index[8*(documents-1000):], 1)
+	testfiles.Write(t, map[string]string{"a.bin": strings.Repeat("a", 2*documents), "a.bin.index": string(index),
+		"b.bin": "abcd", "b.bin.index": "\x02\x00\x00\x00\x00\x00\x00\x00"})
+	var s Survey
+	var o InfoOptions
+	o.Open.DType = "uint16"
+	if err := s.AddFile(t.Context(), "a.bin", o, io.Discard); err == nil {
+		t.Error("the index is accepted")
+	}
+	testfiles.NoError(t, s.AddFile(t.Context(), "b.bin", o, io.Discard))
+	s.Finish(0)
+	var text strings.Builder
+	s.Print(&text)
+	if len(s.Files) != 2 || s.Files[0].Documents != 0 || s.Lengths.Documents != 1 || strings.Contains(text.String(), "sample") {
+		t.Errorf("%+v, %s", s.Lengths, &text)
+	}
+}
+
 // Documents are counted by the index if there is one. Elements that are not tokens are described
 // too.
 func TestSurveyOfFormats(t *testing.T) {
