@@ -112,9 +112,12 @@ func reason(m *mount.Mounted, path string, failure error) string {
 		}
 		return siblingNames(path)
 	}
+	// The kernel itself fails with these, whatever the last error of the sequence is.
 	switch {
 	case errors.Is(failure, syscall.ENOTDIR):
 		return filepath.Base(path) + " is a file, which has nothing below it"
+	case errors.Is(failure, syscall.ENAMETOOLONG):
+		return "no file has such a long name"
 	case errors.Is(failure, syscall.EACCES) && !m.AllowOther:
 		return fmt.Sprintf("only user %d, who mounted it, may read it, unless it is mounted with mount.allow_other", m.Owner)
 	case errors.Is(failure, syscall.EACCES):

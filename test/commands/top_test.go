@@ -244,6 +244,9 @@ func TestWhy(t *testing.T) {
 	}
 	e2e.NoError(t, os.Truncate(filepath.Join(filepath.Dir(config), "train.bin"), 1000))
 	e2e.CheckFails(t, "train.bin", e2e.Batchfs, "why", m.Path("train/batch/0"))
+	// The last error of the sequence does not explain what the kernel rejects.
+	e2e.CheckFails(t, "0 is a file, which has nothing below it (not a directory)", e2e.Batchfs, "why", m.Path("train/batch/0/x"))
+	e2e.CheckFails(t, "no file has such a long name", e2e.Batchfs, "why", m.Path("train/"+strings.Repeat("x", 2000)))
 }
 
 // why says what a read of the whole file would say, however its path writes the settings, and takes
