@@ -22,9 +22,10 @@ type row struct {
 	Source   int                `json:"source"`
 	Stage    int                `json:"stage"`
 	Segments []segment          `json:"segments"`
-	Begins   []int              `json:"begins"` // where documents begin, if an index says so
-	Text     []jsonbytes.String `json:"text"`   // one text per token of x, and that of the last y
-	Arrays   map[string][]byte  `json:"arrays"` // bytes of each array of the batch
+	Begins   []int              `json:"begins"`  // where documents begin, if an index says so
+	Numbers  []int64            `json:"numbers"` // numbers of the documents that begin there
+	Text     []jsonbytes.String `json:"text"`    // one text per token of x, and that of the last y
+	Arrays   map[string][]byte  `json:"arrays"`  // bytes of each array of the batch
 }
 
 // A segment is a run of tokens that are consecutive both in the row and in their file.
@@ -69,7 +70,7 @@ func (s *sequence) row(k uint64, j, at, n int) (r row, err error) {
 		r.Segments = append(r.Segments, segment{At: p.At, Len: p.Len, Document: p.Document, Inserted: p.Inserted, File: jsonbytes.String(l.Path), Start: l.Index, ID: id})
 	}
 	if documents := s.data.Arrays()[source][0].Documents(); documents != nil && q.Rows == sampler.Windows {
-		if r.Begins, err = begins(documents, parts[0].Start, at, min(n, parts[0].Len-at)); err != nil {
+		if r.Begins, r.Numbers, err = begins(documents, parts[0].Start, at, min(n, parts[0].Len-at)); err != nil {
 			return r, err
 		}
 	}
@@ -91,12 +92,12 @@ func (s *sequence) row(k uint64, j, at, n int) (r row, err error) {
 	return r, nil
 }
 
-// begins returns at which of the indexes at+1 to at+n-1 of a window documents begin. The window
-// itself begins at position start of the source.
-func begins(documents *cache.Documents, start int64, at, n int) ([]int, error) {
-	list := []int{}
+// begins returns at which of the indexes at+1 to at+n-1 of a window documents begin, and their
+// numbers. The window itself begins at position start of the source.
+func begins(documents *cache.Documents, start int64, at, n int) (list []int, numbers []int64, err error) {
+	list, numbers = []int{}, []int64{}
 	if n < 2 {
-		return list, nil
+		return list, numbers, nil
 	}
 	for pos, stop := start+int64(at), start+int64(at+n); ; { // again after empty documents
 		first, err := documents.NumberAt(pos)
@@ -105,15 +106,19 @@ func begins(documents *cache.Documents, start int64, at, n int) ([]int, error) {
 			err = documents.Ends(first, ends)
 		}
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		for _, end := range ends {
+		for i, end := range ends {
+			if end == pos { // an empty document
+				continue
+			}
+			if len(numbers) < len(list) {
+				numbers = append(numbers, first+int64(i))
+			}
 			if end >= stop {
-				return list, nil
+				return list, numbers, nil
 			}
-			if end > pos {
-				list, pos = append(list, int(end-start)), end
-			}
+			list, pos = append(list, int(end-start)), end
 		}
 	}
 }

@@ -129,7 +129,7 @@ func TestRows(t *testing.T) {
 }
 
 // A window begins documents where the index says, whatever eot is, in answers of any size. Empty
-// documents, of which there may be many, begin nowhere.
+// documents, of which there may be many, begin nowhere, but have numbers.
 func TestBeginsOfDocuments(t *testing.T) {
 	t.Chdir(t.TempDir())
 	testfiles.Positions(t, map[string]int{"a.bin": 40})
@@ -142,20 +142,20 @@ func TestBeginsOfDocuments(t *testing.T) {
 		"[splits.b]\ntokens = 'a.bin'\neot = 5\n"})
 	v, _ := open(t, config.Flags{})
 	for _, n := range []int{2, 5, 100} {
-		got := make([][]int, 2)
+		got := make([][]string, 2)
 		for at := 0; at < 13; at += n {
 			var rows []row
 			decode(t, v, fmt.Sprintf("rows?s=0&k=0&n=9&at=%d&len=%d", max(at-1, 0), n+1), &rows)
 			for j, r := range rows {
-				for _, i := range r.Begins {
+				for b, i := range r.Begins {
 					if i >= at && i < at+n {
-						got[j] = append(got[j], i)
+						got[j] = append(got[j], fmt.Sprintf("%d at %d", r.Numbers[b], i))
 					}
 				}
 			}
 		}
-		if want := "[[3 9 10] []]"; fmt.Sprint(got) != want {
-			t.Errorf("by %d: documents begin at %v, want %s", n, got, want)
+		if want := "[[1 at 3 51 at 9 52 at 10] []]"; fmt.Sprint(got) != want {
+			t.Errorf("by %d: documents begin: %v, want %s", n, got, want)
 		}
 	}
 	var rows []row

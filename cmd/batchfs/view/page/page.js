@@ -141,7 +141,7 @@ class Panel {
     r.end = this.tokens ? r.segments.at(-1).at + r.segments.at(-1).len : Infinity // index of the padding
     if (!windows) return
     const begins = [0, ...r.ids.keys().filter(n => n > 0 && (r.begins ? r.begins.includes(at + n) : positions ? positions[n] === 0 : r.ids[n - 1] === this.eot)).map(n => at + n)]
-    r.segments = begins.map((i, n) => ({ ...s, at: i, start: s.start + i, len: (begins[n + 1] ?? s.len) - i, document: s.document < 0 || at > 0 ? -1 : s.document + n }))
+    r.segments = begins.map((i, n) => ({ ...s, at: i, start: s.start + i, len: (begins[n + 1] ?? s.len) - i, document: s.document < 0 || at > 0 ? -1 : n > 0 && r.begins ? r.numbers[n - 1] : s.document + n }))
   }
 
   // draw draws the visible rows. Rows of the previous batch stay visible, dimmed, until the answer
