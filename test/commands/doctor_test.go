@@ -83,16 +83,16 @@ func TestDoctorOfMounts(t *testing.T) {
 }
 
 // If a token file has changed or cannot be read, even because its disk hangs, the doctor and a
-// restart name the problem and the remedy. This takes more than ten seconds, because both wait five
-// seconds for a disk that hangs.
+// restart name the problem and the remedy, whatever the name of a split is. This takes more than
+// ten seconds, because both wait five seconds for a disk that hangs.
 func TestDoctorOfTokens(t *testing.T) {
 	t.Parallel()
 	d := e2e.NewFaultyFile(t, e2e.TokensOfVersion(0, 50_000))
 	well := e2e.WriteTokens(t, filepath.Join(t.TempDir(), "well.bin"), 60_000, 2)
-	m := e2e.Mount(t, "-c", "/dev/null", "--set", "splits.train.tokens="+d.Path, "--set", "splits.well.tokens="+well)
+	m := e2e.Mount(t, "-c", "/dev/null", "--set", "splits.train.tokens="+d.Path, "--set", "splits.-well.tokens="+well)
 	split := m.Path("train/rank=1,world=2")
 	e2e.AwaitDoctor(t, split, "ok   mountpoint: "+m.Dir+" is mounted", "ok   mounted train: 50000 tokens in 1 file: "+d.Path,
-		"ok   mounted well: 60000 tokens in 1 file: "+well)
+		"ok   mounted -well: 60000 tokens in 1 file: "+well)
 	for _, test := range []struct {
 		mode e2e.Mode
 		want string
@@ -108,7 +108,7 @@ func TestDoctorOfTokens(t *testing.T) {
 			!strings.Contains(stderr, m.Path("train")+" cannot be read: ") || !strings.Contains(stderr, test.want) || strings.Contains(stderr, "well") {
 			t.Errorf("restart: error %v, output %q, standard error %q, want %q", err, out, stderr, test.want)
 		}
-		e2e.AwaitDoctor(t, split, "FIX  mounted train: ", test.want, "ok   mounted well: ")
+		e2e.AwaitDoctor(t, split, "FIX  mounted train: ", test.want, "ok   mounted -well: ")
 	}
 	d.Set(t, e2e.Healthy)
 	e2e.AwaitDoctor(t, split, "ok   mounted train: ")

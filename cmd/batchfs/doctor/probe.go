@@ -52,7 +52,7 @@ func ProbeSplit(m *mount.Mounted, split *config.Split) (string, error) {
 	}
 	defer output.Close()
 	// The mount's user might have no access to the path of the program.
-	cmd := exec.Command("/proc/self/exe", "probe", split.Name)
+	cmd := exec.Command("/proc/self/exe", "probe", "--", split.Name)
 	cmd.Stdout, cmd.ExtraFiles = child, []*os.File{snapshot}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // the command may end first
 	if int(user.Uid) != os.Geteuid() {
