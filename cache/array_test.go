@@ -193,6 +193,22 @@ func TestOverwrittenFileIsRejectedUntilItsWriterCloses(t *testing.T) {
 	}
 }
 
+// A file that is being overwritten is rejected even if other files have come or gone before it.
+func TestOverwrittenAmongOtherFiles(t *testing.T) {
+	paths := writeFiles(t, 2, 10, 10, 10)
+	was := open(t, paths[1:], Options{DType: array.Uint16})
+	f, err := os.OpenFile(paths[2], os.O_RDWR, 0)
+	must(t, err)
+	defer f.Close()
+	_, err = f.WriteAt([]byte{7}, 0)
+	must(t, err)
+	for _, now := range [][]string{paths, paths[2:]} {
+		if _, err := Open(now, Options{DType: array.Uint16, Previous: was}); err == nil || !strings.Contains(err.Error(), "is being overwritten") {
+			t.Errorf("of %d files: error %v", len(now), err)
+		}
+	}
+}
+
 // Arrays that are no longer used keep no mappings, and neither do those that were released.
 func TestMappingsGoWithTheirTokens(t *testing.T) {
 	paths := writeFiles(t, 2, 10_000)

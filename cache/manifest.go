@@ -51,8 +51,8 @@ type Options struct {
 	// Opened, if not nil, is called after each attempt to open a file. Calls may be concurrent.
 	Opened func()
 
-	// Previous, if not nil, is the array of the same files before they changed. Open then rejects a
-	// file that is being overwritten.
+	// Previous, if not nil, is the array of the files before they changed. Open then rejects a file
+	// of it that is being overwritten.
 	Previous *Array
 }
 
@@ -85,6 +85,13 @@ const maxParallelOpens = 32
 // judging by a sample, does not hold such elements.
 func Open(paths []string, o Options) (*Array, error) {
 	m := Manifest{make([]File, len(paths))}
+	previous := map[string]*shard{}
+	if o.Previous != nil {
+		for i := range o.Previous.shards {
+			s := &o.Previous.shards[i]
+			previous[s.blob.Path()] = s
+		}
+	}
 	err := cmp.Or(o.Fingerprint, NewFingerprint(len(paths))).addAll(len(paths), func(i int, part *Fingerprint) (err error) {
 		defer func() {
 			// A malformed file must not end the process.
@@ -92,11 +99,7 @@ func Open(paths []string, o Options) (*Array, error) {
 				err = fmt.Errorf("opening %s panicked: %v", paths[i], p)
 			}
 		}()
-		var previous *shard
-		if o.Previous != nil && i < len(o.Previous.shards) {
-			previous = &o.Previous.shards[i]
-		}
-		m.Files[i], err = openFile(paths[i], o, previous, part)
+		m.Files[i], err = openFile(paths[i], o, previous[paths[i]], part)
 		if o.Opened != nil {
 			o.Opened()
 		}
