@@ -403,7 +403,7 @@ func (c *Client) probe(bucket string) {
 // probeObject reads one byte at a random position, because a store may be unable to read some parts
 // of an object and still report its size.
 func (c *Client) probeObject(ctx context.Context, o Object) error {
-	if o.Size == 0 {
+	if o.Size == 0 || o.ETag == "" { // an object that Put writes has no ETag yet
 		_, err := c.core.StatObject(ctx, o.Bucket, o.Key, minio.StatObjectOptions{})
 		return err
 	}

@@ -122,6 +122,22 @@ func TestPut(t *testing.T) {
 	}
 }
 
+// Probing an object that was written, whose ETag is unknown, finds out whether the store answers.
+func TestProbeOfWritten(t *testing.T) {
+	b, c := newFakeBucket(t)
+	o := Object{Scheme: "s3", Bucket: "bucket", Key: "a", Size: 9}
+	probe := func() error {
+		return c.attempt(context.Background(), o, time.Minute, func(ctx context.Context, _ func()) error { return c.probeObject(ctx, o) }).err
+	}
+	b.fault = func(*http.Request) int { return http.StatusServiceUnavailable }
+	if err := probe(); !isTemporary(err) {
+		t.Errorf("of a bucket that is down: %v", err)
+	}
+	b.fault = func(*http.Request) int { return 0 }
+	b.objects["a"] = []byte("123456789")
+	must(t, probe())
+}
+
 // Only the uploads that are ours are aborted.
 func TestAbortUploads(t *testing.T) {
 	b, c := newFakeBucket(t)
