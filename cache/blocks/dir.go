@@ -80,6 +80,19 @@ func (d *disk) createWith(root *os.Root, name string, text []byte) error {
 	return err
 }
 
+// overwrite replaces the content of a regular file.
+func overwrite(root *os.Root, name string, text []byte) error {
+	f, err := root.OpenFile(name, os.O_WRONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if _, err := f.Write(text); err != nil {
+		return err
+	}
+	return f.Truncate(int64(len(text)))
+}
+
 // openRegular opens a regular file for reading. It follows no link.
 func openRegular(root *os.Root, name string) (*os.File, error) {
 	named, err := root.Lstat(name)

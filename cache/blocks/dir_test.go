@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -81,7 +82,8 @@ func TestWhoseDirectory(t *testing.T) {
 	}
 }
 
-// TestOther is the other process that TestShared starts. It reads an object and removes it.
+// TestOther is the other process that TestShared starts. It reads an object and removes it, or
+// saves that it reads a working set, and ends with its standard input.
 func TestOther(t *testing.T) {
 	dir := os.Getenv("BLOCKS_TEST_DIR")
 	if dir == "" {
@@ -92,6 +94,12 @@ func TestOther(t *testing.T) {
 	o := Options{Dir: dir, GroupWritable: true, Limit: 1 << 30, BlockBytes: blockBytes, Memory: 4 * blockBytes}
 	object := s.open(t, o, os.Stdout, "a")
 	must(t, object.cache.Check())
+	if os.Getenv("BLOCKS_TEST_SET") != "" {
+		touchedSet(object, 0, 10)
+		fmt.Println("saved")
+		io.Copy(io.Discard, os.Stdin)
+		return
+	}
 	for i := range object.blockCount() {
 		s.checkBlock(t, object, i)
 		object.cache.Flush()
@@ -110,13 +118,16 @@ func TestShared(t *testing.T) {
 	const group = 54321
 	dir := t.TempDir()
 	must(t, os.Chmod(filepath.Dir(dir), 0o755), os.Chown(dir, 0, group), os.Chmod(dir, 0o770|os.ModeSetgid))
-	as := func(uid uint32, prune, want string) {
-		t.Helper()
+	other := func(uid uint32, env string) *exec.Cmd {
 		cmd := testwait.Command(t, "/proc/self/exe", "-test.run=^TestOther$")
 		cmd.Dir = "/"
-		cmd.Env = append(os.Environ(), "BLOCKS_TEST_DIR="+dir, "BLOCKS_TEST_PRUNE="+prune)
+		cmd.Env = append(os.Environ(), "BLOCKS_TEST_DIR="+dir, env)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid, Groups: []uint32{group}}}
-		if out, err := cmd.CombinedOutput(); err != nil || !strings.HasPrefix(string(out), want) {
+		return cmd
+	}
+	as := func(uid uint32, prune, want string) {
+		t.Helper()
+		if out, err := other(uid, "BLOCKS_TEST_PRUNE="+prune).CombinedOutput(); err != nil || !strings.HasPrefix(string(out), want) {
 			t.Fatalf("user %d: %v, want %q, got:\n%s", uid, err, want, out)
 		}
 	}
@@ -124,6 +135,23 @@ func TestShared(t *testing.T) {
 	as(54002, "1", "fetched 0\nremoved 10\n")
 	as(54002, "", "fetched 10\n")
 	as(54001, "1", "fetched 0\nremoved 10\n")
+	var ends []func()
+	for uid := range uint32(2) { // both read the same working set
+		cmd := other(54001+uid, "BLOCKS_TEST_SET=1")
+		stdin, err := cmd.StdinPipe()
+		must(t, err)
+		stdout, err := cmd.StdoutPipe()
+		must(t, err, cmd.Start())
+		if _, err := io.ReadFull(stdout, make([]byte, len("saved\n"))); err != nil {
+			t.Fatal(err)
+		}
+		ends = append(ends, func() { must(t, stdin.Close(), cmd.Wait()) })
+	}
+	ends[1]()
+	if _, sets, err := Usage(Options{Dir: dir, GroupWritable: true}); err != nil || len(sets) != 1 || !sets[0].Live {
+		t.Errorf("the directory has %+v (%v), want the working set that one user still reads", sets, err)
+	}
+	ends[0]()
 	cmd := testwait.Command(t, "ls", dir)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 54003, Gid: 54003}}
 	if cmd.Run() == nil {

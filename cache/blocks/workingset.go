@@ -188,12 +188,16 @@ func (s *WorkingSet) saveIn(root *os.Root) error {
 	if s.lock != nil && isLinked(s.lock) && s.savedLimit == enough && root.Chtimes(name, read, read) == nil {
 		return nil
 	}
+	text, _ := json.Marshal(SavedWorkingSet{Name: s.Name, Needed: s.Needed, Enough: enough, Spans: s.spans})
 	f, err := openRegular(root, name)
-	// If another process holds a lock on the file, the file is valid, and setting its time is
-	// enough.
-	if err != nil || s.savedLimit != enough || root.Chtimes(name, read, read) != nil || privatedir.Lock(f, unix.LOCK_EX|unix.LOCK_NB) == nil {
+	// A file on which a process holds a lock is valid. It stays, because the process would no
+	// longer seem alive.
+	isHeld := err == nil && privatedir.Lock(f, unix.LOCK_EX|unix.LOCK_NB) != nil
+	if isHeld && (s.savedLimit != enough || root.Chtimes(name, read, read) != nil) {
+		err = overwrite(root, name, text) // also sets its time, even if another user owns it
+	}
+	if !isHeld || err != nil {
 		f.Close()
-		text, _ := json.Marshal(SavedWorkingSet{Name: s.Name, Needed: s.Needed, Enough: enough, Spans: s.spans})
 		root.RemoveAll(name)
 		if err := cmp.Or(d.makeDir(root, workingSetsDir), d.createWith(root, name, text), root.Chtimes(name, read, read)); err != nil {
 			return err

@@ -96,3 +96,25 @@ func TestAlternatingWorkingSets(t *testing.T) {
 		t.Errorf("want one warning that names store.cache_bytes, got:\n%s", said)
 	}
 }
+
+// A process that reads a working set counts as alive even if another one, which has ended since,
+// saved more about the same set.
+func TestWorkingSetOfTwoProcesses(t *testing.T) {
+	s, o := newFakeStore(20*blockBytes), options(t, 10)
+	idle, full := s.open(t, o, io.Discard, "a"), s.open(t, o, io.Discard, "a")
+	touchedSet(idle, 0, 20)
+	for range 2 {
+		set := touchedSet(full, 0, 20)
+		readAll(t, s, full)
+		full.cache.Flush()
+		set.save()
+	}
+	full.endProcess()
+	_, sets, err := Usage(o)
+	if err != nil || len(sets) != 1 || !sets[0].Live || sets[0].Enough == 0 {
+		t.Errorf("the directory has %+v (%v), want a working set that is being read and lacked room", sets, err)
+	}
+	if removed, err := Prune(o); err != nil || removed != 0 {
+		t.Errorf("Prune removed %d bytes (%v) of what is read", removed, err)
+	}
+}
