@@ -156,6 +156,29 @@ func TestLeftovers(t *testing.T) {
 	}
 }
 
+// If the size of all blocks is unknown, an eviction leaves it unknown instead of taking it for 0.
+func TestEvictWithUnknownSize(t *testing.T) {
+	s, o := newFakeStore(20*blockBytes), options(t, 10)
+	object := s.open(t, o, io.Discard, "a")
+	for i := range int64(10) {
+		must(t, object.Persist(i))
+	}
+	d := object.cache.disk
+	objects, sets, _, err := d.measure()
+	must(t, err)
+	// As if another process could not write it.
+	must(t, os.Truncate(filepath.Join(o.Dir, usedFile), 0))
+	victims, _ := victimsIn(objects, sets, func(SavedWorkingSet) bool { return false })
+	_, err = d.evict(victims, 1)
+	must(t, err)
+	for i := range object.blockCount() {
+		must(t, object.Persist(i))
+		if n := used(t, o); n > o.Limit {
+			t.Fatalf("the directory has %d bytes, may have %d", n, o.Limit)
+		}
+	}
+}
+
 // A block that a killed process was writing is removed when the next one is written, and when the
 // directory's usage is asked for.
 func TestUnfinishedBlock(t *testing.T) {

@@ -143,8 +143,10 @@ func (d *disk) evict(victims []victim, atLeast int64) (removed int64, err error)
 					removed += v.bytes
 				}
 			}
-			used, _ := usedBytes(root)
-			return d.setUsed(root, max(used-(removed-before), 0))
+			if used, known := usedBytes(root); known {
+				return d.setUsed(root, max(used-(removed-before), 0))
+			}
+			return nil // the next write measures the directory
 		})
 		if len(victims) > 0 && removed < atLeast {
 			time.Sleep(maxLockTime)
