@@ -300,8 +300,12 @@ func (d *disk) writeIn(root *os.Root, set *WorkingSet, k key, block []byte) (*lo
 
 func (d *disk) ensureObjectDir(root *os.Root, id objectID) error {
 	file := filepath.Join(id.name(), objectFile)
-	if info, err := root.Lstat(file); err == nil && info.Mode().IsRegular() {
-		return nil
+	if f, err := openRegular(root, file); err == nil {
+		text, err := io.ReadAll(f)
+		f.Close()
+		if err == nil && bytes.Equal(text, id.text()) { // it is incomplete if the disk was full
+			return nil
+		}
 	}
 	if err := d.makeDir(root, id.name()); err != nil {
 		return err

@@ -179,6 +179,22 @@ func TestEvictWithUnknownSize(t *testing.T) {
 	}
 }
 
+// The blocks of an object are not lost if its ID was not written completely, as on a full disk.
+func TestIncompleteID(t *testing.T) {
+	s, o := newFakeStore(10*blockBytes), options(t, 10)
+	object := s.open(t, o, io.Discard, "a")
+	must(t, object.Persist(0))
+	must(t, os.Truncate(filepath.Join(o.Dir, object.id.name(), objectFile), 5))
+	for i := range object.blockCount() {
+		must(t, object.Persist(i))
+	}
+	_, _, n, err := object.cache.disk.measure()
+	must(t, err)
+	if n != o.Limit || used(t, o) != o.Limit {
+		t.Errorf("the directory has %d bytes, and %d after they were measured, want %d", used(t, o), n, o.Limit)
+	}
+}
+
 // A block that a killed process was writing is removed when the next one is written, and when the
 // directory's usage is asked for.
 func TestUnfinishedBlock(t *testing.T) {
