@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"batchfs/cache/store"
 	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
@@ -198,6 +199,36 @@ func TestFindLeavesOutSideFiles(t *testing.T) {
 		}
 		if got := foundPaths("LICENSE ./" + data); got != "LICENSE "+data {
 			t.Errorf("named: %s", got)
+		}
+	}
+}
+
+// For a prefix, as for a directory, --include counts from below it.
+func TestIncludeBelowAPrefix(t *testing.T) {
+	s := &stores{clients: map[string]*store.Client{"s3": new(store.Client)}, listed: map[string][]store.Object{}}
+	for _, key := range []string{"en/a.jsonl", "en/x/b.jsonl", "de/c.jsonl", "d.jsonl"} {
+		s.listed["s3://bucket/texts"] = append(s.listed["s3://bucket/texts"], store.Object{Scheme: "s3", Bucket: "bucket", Key: "texts/" + key, Size: 1})
+	}
+	s.listed["s3://bucket/texts/"] = s.listed["s3://bucket/texts"]
+	for include, want := range map[string]string{
+		"*.jsonl":    "texts/d.jsonl texts/de/c.jsonl texts/en/a.jsonl texts/en/x/b.jsonl",
+		"en/*.jsonl": "texts/en/a.jsonl",
+		"en/**":      "texts/en/a.jsonl texts/en/x/b.jsonl",
+		"texts/**":   "no object below it matches --include texts/**",
+	} {
+		for _, url := range []string{"s3://bucket/texts", "s3://bucket/texts/"} {
+			var keys []string
+			found, err := s.objects(url, []string{include})
+			for _, o := range found {
+				keys = append(keys, o.Key)
+			}
+			got := strings.Join(keys, " ")
+			if err != nil {
+				got = strings.TrimPrefix(err.Error(), url+": ")
+			}
+			if got != want {
+				t.Errorf("%s with --include %s: got %s, want %s", url, include, got, want)
+			}
 		}
 	}
 }

@@ -123,6 +123,7 @@ func (s *stores) objects(url string, include []string) (found []store.Object, er
 	if o.Key == "" {
 		dir = ""
 	}
+	isBelow := false // whether there is any object below a prefix
 	for _, each := range all {
 		switch {
 		case each.Size == 0 && strings.HasSuffix(each.Key, "/"):
@@ -130,11 +131,16 @@ func (s *stores) objects(url string, include []string) (found []store.Object, er
 			return []store.Object{each}, nil
 		case isGlob && (doublestar.MatchUnvalidated(o.Key, each.Key) && !hasHiddenName(each.Key[strings.LastIndexByte(o.Key[:fixed], '/')+1:])):
 			found = append(found, each)
-		case !isGlob && strings.HasPrefix(each.Key, dir) && !hasHiddenName(each.Key[len(dir):]) && included(each.Key, include):
-			found = append(found, each)
+		case !isGlob && strings.HasPrefix(each.Key, dir) && !hasHiddenName(each.Key[len(dir):]):
+			if isBelow = true; included(each.Key[len(dir):], include) {
+				found = append(found, each)
+			}
 		}
 	}
-	if len(found) == 0 {
+	switch {
+	case len(found) == 0 && isBelow:
+		return nil, fmt.Errorf("%s: no object below it matches --include %s", url, strings.Join(include, " --include "))
+	case len(found) == 0:
 		return nil, fmt.Errorf("%s: matches no object: check the name, and store.endpoint", url)
 	}
 	slices.SortFunc(found, func(a, b store.Object) int { return strings.Compare(a.Key, b.Key) })
