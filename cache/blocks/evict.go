@@ -67,7 +67,9 @@ func (d *disk) makeRoom(s *WorkingSet, need int64) error {
 	}
 	now, horizon := time.Now().UnixNano(), s.evictBefore.Load()
 	victims, inUse := victimsIn(objects, sets, func(other SavedWorkingSet) bool {
-		return other.file == s.file || other.Touched.UnixNano() >= horizon
+		// A set that was read in the future was read before the clock was set back.
+		read := other.Touched.UnixNano()
+		return other.file == s.file || read >= horizon && read <= now+int64(idleTime)
 	})
 	// Evict more than needed, so that the directory is not measured again for every block.
 	removed, err := d.evict(victims, over+d.limit/64)

@@ -145,7 +145,10 @@ func (d *disk) workingSetOf(k key) *WorkingSet {
 func (s *WorkingSet) Touch() {
 	now := time.Now().UnixNano()
 	s.lastRead.Store(now)
-	if saved := s.lastSave.Load(); now-saved > int64(saveEvery) && s.lastSave.CompareAndSwap(saved, math.MaxInt64) {
+	saved := s.lastSave.Load()
+	// If the clock was set back, it was saved in the future.
+	isDue := now-saved > int64(saveEvery) || saved-now > int64(saveEvery)
+	if isDue && saved != math.MaxInt64 && s.lastSave.CompareAndSwap(saved, math.MaxInt64) {
 		go func() {
 			s.save()
 			s.lastSave.Store(now)

@@ -5,8 +5,13 @@ import (
 	"io"
 	"math"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"batchfs/internal/testwait"
 )
 
 // touchedSet returns the working set of blocks [from, to) of an object, and saves that it is being
@@ -117,4 +122,31 @@ func TestWorkingSetOfTwoProcesses(t *testing.T) {
 	if removed, err := Prune(o); err != nil || removed != 0 {
 		t.Errorf("Prune removed %d bytes (%v) of what is read", removed, err)
 	}
+}
+
+// If the clock was set back, the blocks of a reader that has ended still make room, and the time of
+// a read is still saved.
+func TestClockSetBack(t *testing.T) {
+	s, o := newFakeStore(20*blockBytes), options(t, 10)
+	r := rand.New(rand.NewPCG(1, 1))
+	before := s.open(t, o, io.Discard, "a")
+	s.readEpoch(t, r, before, 0, 10, 1)
+	file := filepath.Join(o.Dir, workingSetsDir, touchedSet(before, 0, 10).file)
+	before.endProcess()
+	future := time.Now().AddDate(1, 0, 0)
+	must(t, os.Chtimes(file, future, future))
+	after := s.open(t, o, io.Discard, "a")
+	for range 2 {
+		s.readEpoch(t, r, after, 10, 20, 1)
+	}
+	if n := s.readEpoch(t, r, after, 10, 20, 1); n != 0 {
+		t.Errorf("%d of 10 blocks are fetched in every epoch", n)
+	}
+	set := touchedSet(after, 10, 20)
+	set.lastSave.Store(future.UnixNano())
+	set.Touch()
+	testwait.Until(t, "the time of the read is saved", func() (any, bool) {
+		saved := set.lastSave.Load()
+		return time.Unix(0, saved), saved < future.UnixNano()
+	})
 }
