@@ -258,12 +258,16 @@ func (o *CachedObject) readBlock(index int64, ranges []localfile.Range, visit fu
 	}
 }
 
-// Release closes the block files kept open between reads, which frees the space of deleted files.
+// Release closes the block files kept open between reads, which frees the space of deleted files,
+// and those of working sets: until they are read again, no process needs their blocks.
 func (o *CachedObject) Release() {
 	for i := range o.files {
 		if f := o.files[i].Load(); f != nil {
 			f.Release()
 		}
+	}
+	if d := o.cache.disk; d != nil {
+		d.releaseSetsOf(o.id.name())
 	}
 }
 

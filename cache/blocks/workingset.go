@@ -141,6 +141,21 @@ func (d *disk) workingSetOf(k key) *WorkingSet {
 	return last
 }
 
+// releaseSetsOf drops the locks of working sets with blocks of an object. Touch restores them.
+func (d *disk) releaseSetsOf(object string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, s := range d.workingSets {
+		i, _ := slices.BinarySearchFunc(s.spans, span{Object: object}, compareSpans)
+		// If its mutex is held, it is being saved, because it is being read.
+		if i < len(s.spans) && s.spans[i].Object == object && s.mu.TryLock() {
+			s.lock.Close()
+			s.lock = nil
+			s.mu.Unlock()
+		}
+	}
+}
+
 // Touch records that the working set is being read. It does not wait.
 func (s *WorkingSet) Touch() {
 	now := time.Now().UnixNano()

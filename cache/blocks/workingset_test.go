@@ -2,11 +2,13 @@ package blocks
 
 import (
 	"bytes"
+	"fmt"
 	"io"
 	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -149,4 +151,30 @@ func TestClockSetBack(t *testing.T) {
 		saved := set.lastSave.Load()
 		return time.Unix(0, saved), saved < future.UnixNano()
 	})
+}
+
+// The blocks of an object that was replaced are no longer needed once it is released, although the
+// process lives on, unless they are read again.
+func TestReleasedWorkingSet(t *testing.T) {
+	s, o := newFakeStore(10*blockBytes), options(t, 20)
+	old, other := s.open(t, o, io.Discard, "a"), s.open(t, o, io.Discard, "b")
+	sets := []*WorkingSet{touchedSet(old, 0, 10), touchedSet(other, 0, 10)}
+	old.Release()
+	live := func() string {
+		_, saved, err := Usage(o)
+		must(t, err)
+		var live []bool
+		for _, set := range sets {
+			i := slices.IndexFunc(saved, func(s SavedWorkingSet) bool { return s.file == set.file })
+			live = append(live, saved[i].Live)
+		}
+		return fmt.Sprint(live)
+	}
+	if got := live(); got != "[false true]" {
+		t.Errorf("after the release, live is %s", got)
+	}
+	touchedSet(old, 0, 10)
+	if got := live(); got != "[true true]" {
+		t.Errorf("after another read, live is %s", got)
+	}
 }
