@@ -66,6 +66,9 @@ func (d *disk) makeRoom(s *WorkingSet, need int64) error {
 		return err
 	}
 	now, horizon := time.Now().UnixNano(), s.evictBefore.Load()
+	if horizon > now { // the clock was set back
+		horizon = 0
+	}
 	victims, inUse := victimsIn(objects, sets, func(other SavedWorkingSet) bool {
 		// A set that was read in the future was read before the clock was set back.
 		read := other.Touched.UnixNano()

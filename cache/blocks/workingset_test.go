@@ -2,6 +2,7 @@ package blocks
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -144,7 +145,11 @@ func TestClockSetBack(t *testing.T) {
 	if n := s.readEpoch(t, r, after, 10, 20, 1); n != 0 {
 		t.Errorf("%d of 10 blocks are fetched in every epoch", n)
 	}
-	set := touchedSet(after, 10, 20)
+	set := touchedSet(after, 0, 10)
+	set.evictBefore.Store(future.UnixNano())
+	if err := after.Persist(0); !errors.Is(err, ErrFull) {
+		t.Errorf("a block that has no room without the blocks of another reader: %v, want ErrFull", err)
+	}
 	set.lastSave.Store(future.UnixNano())
 	set.Touch()
 	testwait.Until(t, "the time of the read is saved", func() (any, bool) {
