@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"batchfs/cache/localfile"
+	"batchfs/internal/clock"
 )
 
 // A disk is a directory of cache blocks that all processes of a user or of a group share on a host.
@@ -44,7 +45,7 @@ type disk struct {
 	limit         int64 // maximum size of all blocks, in bytes
 	log           *slog.Logger
 
-	pausedUntil       atomic.Int64          // end of a pause, in nanoseconds since 1970
+	pausedUntil       atomic.Int64          // end of a pause, in clock.Now time
 	writesPausedUntil atomic.Int64          // end of a pause in writes alone; same unit
 	lastFailure       atomic.Pointer[error] // nil before the first failure
 	failureLogged     atomic.Bool           // whether the log reports a failure as current
@@ -111,11 +112,11 @@ func (k key) trailer(sum uint32) []byte {
 
 // usable reports whether the directory may be accessed. It returns false for pauseTime after the
 // directory hung.
-func (d *disk) usable() bool { return time.Now().UnixNano() >= d.pausedUntil.Load() }
+func (d *disk) usable() bool { return clock.Now() >= d.pausedUntil.Load() }
 
 // suspendedBy returns the failure that suspended writes, or nil if blocks may be written.
 func (d *disk) suspendedBy() error {
-	if cause := d.lastFailure.Load(); cause != nil && (!d.usable() || time.Now().UnixNano() < d.writesPausedUntil.Load()) {
+	if cause := d.lastFailure.Load(); cause != nil && (!d.usable() || clock.Now() < d.writesPausedUntil.Load()) {
 		return *cause
 	}
 	return nil
@@ -130,7 +131,7 @@ func (d *disk) suspend(err error) {
 	if errors.Is(err, unix.ETIMEDOUT) {
 		pause, without = &d.pausedUntil, "without it"
 	}
-	pause.Store(time.Now().Add(pauseTime).UnixNano())
+	pause.Store(clock.Now() + int64(pauseTime))
 	if d.failureLogged.CompareAndSwap(false, true) {
 		d.log.Warn("the block cache fails: batches are served "+without+", and it is tried again from time to time", "dir", d.dir, "err", err)
 	}

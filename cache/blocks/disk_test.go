@@ -9,11 +9,13 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
 	"batchfs/cache/localfile"
+	"batchfs/internal/clock"
 	"batchfs/internal/testwait"
 )
 
@@ -339,5 +341,20 @@ func TestDirectoryFails(t *testing.T) {
 				t.Errorf("%d blocks are not in the directory that works again; the log:\n%s", n, said.String())
 			}
 		})
+	}
+}
+
+// The clock may be set while the directory is left alone after a failure.
+func TestPauseIsMonotonic(t *testing.T) {
+	s, o := newFakeStore(blockBytes), options(t, 1)
+	d := s.open(t, o, io.Discard, "a").cache.disk
+	for _, test := range []struct {
+		failure error
+		until   *atomic.Int64
+	}{{syscall.ENOSPC, &d.writesPausedUntil}, {syscall.ETIMEDOUT, &d.pausedUntil}} {
+		d.suspend(test.failure)
+		if left := time.Duration(test.until.Load() - clock.Now()); left <= 0 || left > pauseTime {
+			t.Errorf("after %v, the pause ends in %v, want %v", test.failure, left, pauseTime)
+		}
 	}
 }
