@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -105,7 +106,10 @@ func fillCache(cmd *cobra.Command, o *dataset.Opener) error {
 		if err != nil {
 			return err
 		}
-		if set := d.WorkingSet(d.Split.Path()); set != nil {
+		set := d.WorkingSet(d.Split.Path())
+		// Ranks of a host have the same working set.
+		isKnown := func(known *cache.WorkingSet) bool { return known.WorkingSet == set.WorkingSet }
+		if set != nil && !slices.ContainsFunc(sets, isKnown) {
 			splits, sets = append(splits, d), append(sets, set)
 			total += set.Needed
 		}

@@ -131,6 +131,11 @@ func TestStoreCache(t *testing.T) {
 	readAll(m)
 	e2e.Run(t, cache("fill")...)
 	e2e.Equal(t, "bytes fetched in total", b.BlockBytes.Load(), size)
+	needed := func(splits ...string) string {
+		out, _, _ := strings.Cut(e2e.Run(t, cache("fill", splits...)...), " bytes needed")
+		return out
+	}
+	e2e.Equal(t, "bytes needed by two readers of the same blocks", needed("train", "train/seed=7"), needed("train"))
 	e2e.CheckOutput(t, "/bucket/train.bin: 20 blocks", cache("status")...)
 	e2e.CheckOutput(t, "/train: ", cache("status")...)
 	e2e.CheckOutput(t, " 0 bytes removed", cache("prune")...)
