@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -37,6 +39,9 @@ func (d *disk) open() (*os.Root, error) {
 	if err != nil {
 		return nil, err
 	}
+	if d.groupWritable {
+		d.shareContent(root)
+	}
 	self, err := privatedir.Open(root, d.groupWritable)
 	if err != nil {
 		root.Close()
@@ -48,6 +53,37 @@ func (d *disk) open() (*os.Root, error) {
 	}
 	self.Close()
 	return root, nil
+}
+
+// shareContent lets the group use what the user wrote while the directory was private. It does
+// nothing once privatedir.Open has changed the mode of the directory itself.
+func (d *disk) shareContent(root *os.Root) {
+	d.sharing.Lock()
+	defer d.sharing.Unlock()
+	self, err := root.Stat(".")
+	if err != nil || self.Mode().Perm() != privatedir.Mode(false) {
+		return
+	}
+	owner := self.Sys().(*syscall.Stat_t)
+	if int(owner.Uid) != os.Geteuid() {
+		return
+	}
+	share := func(name string, info fs.FileInfo) {
+		mode := fs.FileMode(0o660)
+		if info.IsDir() {
+			mode = privatedir.Mode(true)
+		} else if !info.Mode().IsRegular() {
+			return
+		}
+		root.Lchown(name, -1, int(owner.Gid))
+		root.Chmod(name, mode)
+	}
+	eachFile(root, ".", func(info fs.FileInfo) {
+		if info.IsDir() {
+			eachFile(root, info.Name(), func(file fs.FileInfo) { share(filepath.Join(info.Name(), file.Name()), file) })
+		}
+		share(info.Name(), info)
+	})
 }
 
 // makeDir creates a directory, replacing anything else with that name.

@@ -159,6 +159,29 @@ func TestShared(t *testing.T) {
 	}
 }
 
+// A directory that was private becomes that of the group, with its blocks.
+func TestSharedLater(t *testing.T) {
+	skipUnlessRoot(t)
+	const group = 54321
+	dir := t.TempDir()
+	must(t, os.Chmod(filepath.Dir(dir), 0o755), os.Chown(dir, 0, group))
+	s := newFakeStore(10 * blockBytes)
+	o := Options{Dir: dir, Limit: 1 << 30, BlockBytes: blockBytes, Memory: 4 * blockBytes}
+	for _, o.GroupWritable = range []bool{false, true} {
+		object := s.open(t, o, io.Discard, "a")
+		touchedSet(object, 0, 10)
+		readAll(t, s, object)
+		object.cache.Flush()
+	}
+	cmd := testwait.Command(t, "/proc/self/exe", "-test.run=^TestOther$")
+	cmd.Dir = "/"
+	cmd.Env = append(os.Environ(), "BLOCKS_TEST_DIR="+dir)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 54001, Gid: 54001, Groups: []uint32{group}}}
+	if out, err := cmd.CombinedOutput(); err != nil || !strings.HasPrefix(string(out), "fetched 0\n") {
+		t.Errorf("another user: %v, want fetched 0, got:\n%s", err, out)
+	}
+}
+
 // Files that are not blocks are removed and do no harm: links are not followed, and the remaining
 // blocks are served.
 func TestBadEntries(t *testing.T) {
