@@ -42,6 +42,9 @@ func (in *Input) describeBeginning() (string, error) {
 	if sharded, err := in.isSampleShard(first); sharded || err != nil {
 		return "a shard of LitData or MosaicML Streaming, not headerless tokens; write the tokens in it on their own, as NumPy's tofile does", err
 	}
+	if packed, err := in.isPbin(first); packed || err != nil {
+		return "a packed dataset of Modalities (.pbin), not headerless tokens; write the tokens in it on their own, as NumPy's tofile does", err
+	}
 	if skippable, err := in.isSkippable(first); skippable || err != nil {
 		return "compressed with zstd or lz4; decompress it: unzstd FILE, or unlz4 FILE", err
 	}
@@ -114,6 +117,21 @@ func (in *Input) isSampleShard(first []byte) (bool, error) {
 	}
 	last, err := in.read(end-4, 4)
 	return err == nil && int64(binary.LittleEndian.Uint32(last)) == in.Size, err
+}
+
+// isPbin reports whether a file is a packed dataset of Modalities: the size of all tokens, the size
+// of one, the tokens, and a pickle of the documents.
+func (in *Input) isPbin(first []byte) (bool, error) {
+	const header, pickle = 12, 12
+	if len(first) < header {
+		return false, nil
+	}
+	tokens, width := binary.LittleEndian.Uint64(first), binary.LittleEndian.Uint32(first[8:])
+	if width != 1 && width != 2 && width != 4 || tokens > uint64(in.Size) || in.Size-int64(tokens) < header+pickle {
+		return false, nil
+	}
+	last, err := in.read(header+int64(tokens), pickle)
+	return err == nil && isPickle(last), err
 }
 
 // isSkippable reports whether a file begins with a skippable frame of zstd or lz4, which another

@@ -21,6 +21,10 @@ const (
 // completes the sentence "FILE is ...", and may suggest a fix.
 var magics = []struct{ prefix, description string }{
 	{"\x8a\xd8\x34\x01", "a multiple-choice evaluation of llm.c, not a stream of tokens"},
+	{"\xc6\xd7\x34\x01", "a model of llm.c, not tokens"},
+	{"\xc7\xd7\x34\x01", "the expected results of a model of llm.c, not tokens"},
+	{"\xc8\xd7\x34\x01", "a tokenizer of llm.c, not tokens"},
+	{"LITPKDS", "a packed dataset of LitGPT or TinyLlama, not headerless tokens; write the tokens after its header of 24 bytes on their own, as NumPy's tofile does"},
 	{"TNTIDX\x00\x00", "the index of an old fairseq or Megatron-LM data set, not tokens; name the .bin file next to it, and set token_dtype"},
 	{megatronMagic, "the index of a Megatron-LM data set, not tokens; name the .bin file next to it"},
 	{GzipMagic + "\x08", "compressed with gzip; decompress it: gunzip FILE"},
