@@ -266,6 +266,9 @@ func dataGlob(name string, files []string) (glob string, err error) {
 	var exact, setKind string // setKind is equal for all files of one set
 	var set, others []string
 	for _, file := range files {
+		if strings.HasPrefix(file, ".") { // such as ._train.bin, which macOS adds to train.bin
+			continue
+		}
 		parts := shape.FindStringSubmatch(file)
 		if parts == nil {
 			others = append(others, file)

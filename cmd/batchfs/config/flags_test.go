@@ -35,6 +35,9 @@ func TestData(t *testing.T) {
 		// Opening the files leaves out the array.
 		{"train_1.bin train_1.top8.bin vocab.json", "train_1.bin train_1.top8.bin", "", ""},
 		{"train.bin train.val.bin vocab.json", "train.bin", "", ""},
+		{"train.bin ._train.bin ._val.bin", "train.bin", "", ""},
+		{"train_1.bin ._train_1.bin .a_train_2.bin val_1.bin ._val_1.bin", "train_1.bin", "val_1.bin", ""},
+		{".train_1.bin", "", "", "data[1 has neither train*.bin nor val*.bin: " + rule},
 		{"train_1.txt", "", "", "data[1 has neither train*.bin nor val*.bin: " + rule},
 	} {
 		t.Chdir(t.TempDir())
