@@ -1,15 +1,21 @@
 package prepare
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
 	"testing"
+
+	parquetgo "github.com/parquet-go/parquet-go"
+
+	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
 // linesWithIDs returns JSON lines of documents. The id of document i is a text for even i, and
@@ -113,6 +119,24 @@ func TestPrepareDocumentIDsOfRows(t *testing.T) {
 	for _, name := range []string{"train.bin", "train.bin.index", "train.bin.ids"} {
 		if filesOf(t, "out")[name] != filesOf(t, "want")[name] {
 			t.Errorf("%s of a.parquet differs from that of a.jsonl", name)
+		}
+	}
+}
+
+// Numbers that JSON lacks become null, because 0 could be the id of another document.
+func TestPrepareDocumentIDsWithoutNumber(t *testing.T) {
+	type row struct {
+		Text string  `parquet:"text"`
+		ID   float64 `parquet:"id"`
+	}
+	var file bytes.Buffer
+	testfiles.NoError(t, parquetgo.Write(&file, []row{{"a", 0}, {"b", math.NaN()}, {"c", math.Inf(-1)}, {"d", 1.5}}))
+	writeFilesHere(t, map[string]string{"a.parquet": file.String(),
+		"a.jsonl": `{"text":"a","id":0}` + "\n" + `{"text":"b","id":NaN}` + "\n" + `{"text":"c","id":-Infinity}` + "\n" + `{"id": 1.5 ,"text":"d"}`})
+	for _, name := range []string{"a.parquet", "a.jsonl"} {
+		prepared(t, name+" --by byte --id id --val 0 --force --out out")
+		if got := filesOf(t, "out")["train.bin.ids"]; got != "0\nnull\nnull\n1.5\n" {
+			t.Errorf("%s: ids %q", name, got)
 		}
 	}
 }

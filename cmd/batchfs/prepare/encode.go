@@ -202,7 +202,7 @@ func (w *encodeWorker) encodeLines(ch *chunk, piece *textPiece) error {
 }
 
 // jsonLines yields each line of a piece that is not blank, as JSON: NaN and the infinities are
-// replaced by 0. If the piece is a row of another format, the only line is the JSON of that row.
+// replaced by null. If the piece is a row of another format, the only line is the JSON of that row.
 func (p *textPiece) jsonLines() iter.Seq2[place, jsontext.Value] {
 	return func(yield func(place, jsontext.Value) bool) {
 		if p.in.format != jsonlFormat {

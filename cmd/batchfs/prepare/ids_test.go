@@ -85,6 +85,8 @@ func TestPrepareUnusableIDs(t *testing.T) {
 		`{"input_ids": [[1, 2]], "labels": [[]]}`:                     "field input_ids is not a list of integers: element 0 is a list",
 		`{"input_ids": [1, 2.0], "labels": []}`:                       "field input_ids is not a list of integers: element 1 is 2.0",
 		`{"input_ids": [1, null], "labels": []}`:                      "field input_ids is not a list of integers: element 1 is null",
+		`{"input_ids": [1, NaN], "labels": []}`:                       "field input_ids is not a list of integers: element 1 is null",
+		`{"input_ids": [1], "labels": [-Infinity]}`:                   "field labels is not a list of integers: element 0 is null",
 		`{"input_ids": [10], "labels": [10]}`:                         "has an id outside the vocabulary: element 0 of input_ids is 10, but must be from 0 to 9: correct --vocab-size or --by",
 		`{"input_ids": [1, -1], "labels": [1, 1]}`:                    "has an id outside the vocabulary: element 1 of input_ids is -1",
 		`{"input_ids": [99999999999999999999]}`:                       "field input_ids is not a list of integers: element 0 is 99999999999999999999",

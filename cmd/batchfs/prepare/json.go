@@ -91,13 +91,14 @@ func describe(value jsontext.Value) string {
 	return cmp.Or(kinds[value.Kind()], string(value))
 }
 
-// replaceNaN replaces NaN, Infinity and -Infinity, which Python's json writes, with numbers of the
-// same length, because they are not JSON.
+// replaceNaN replaces NaN, Infinity and -Infinity, which Python's json writes, with null, because
+// they are not JSON.
 func replaceNaN(line []byte) []byte {
 	if !bytes.Contains(line, []byte("NaN")) && !bytes.Contains(line, []byte("Infinity")) {
 		return line
 	}
-	line = bytes.Clone(line)
+	var replaced []byte
+	copied := 0 // bytes of line
 	for i := 0; i < len(line); i++ {
 		switch line[i] {
 		case '"':
@@ -108,18 +109,19 @@ func replaceNaN(line []byte) []byte {
 			}
 		case 'N', 'I':
 			for _, name := range []string{"NaN", "Infinity"} {
-				before, after := line[:i], line[i:]
+				before := line[:i]
 				if name == "Infinity" {
 					before = bytes.TrimSuffix(before, []byte("-"))
 				}
-				rest, ok := bytes.CutPrefix(after, []byte(name))
+				rest, ok := bytes.CutPrefix(line[i:], []byte(name))
 				if ok && endsWithAny(before, ":,[ \t") && (len(rest) == 0 || bytes.IndexByte([]byte(",]} \t\r\n"), rest[0]) >= 0) {
-					copy(after, "0         "[:len(name)])
+					replaced = append(append(replaced, line[copied:len(before)]...), "null"...)
+					copied = i + len(name)
 				}
 			}
 		}
 	}
-	return line
+	return append(replaced, line[copied:]...)
 }
 
 func endsWithAny(text []byte, bytesBefore string) bool {

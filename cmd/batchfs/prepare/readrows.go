@@ -55,12 +55,13 @@ func (j *rowJSON) bytes(value []byte, c *column) {
 	}
 }
 
-// float appends a number. NaN and infinities become 0, as in JSON lines.
+// float appends a number. NaN and infinities become null, as in JSON lines.
 func (j *rowJSON) float(value float64) {
 	if math.IsNaN(value) || math.IsInf(value, 0) {
-		value = 0
+		j.literal("null")
+	} else {
+		j.literal(strconv.FormatFloat(value, 'g', -1, 64))
 	}
-	j.literal(strconv.FormatFloat(value, 'g', -1, 64))
 }
 
 // string appends a string, with invalid UTF-8 as it is.
