@@ -66,7 +66,7 @@ func findInputs(args, include []string, as inputFormat, stdin io.Reader, remote 
 					return nil, nil, err
 				}
 			}
-			real, err := filepath.EvalSymlinks(path)
+			real, err := realPath(path)
 			if err != nil {
 				real = path // standard input, or an open pipe below /dev/fd
 			}
@@ -83,6 +83,15 @@ func findInputs(args, include []string, as inputFormat, stdin io.Reader, remote 
 		}
 	}
 	return inputs, leftOut, nil
+}
+
+// realPath returns the absolute path of a file, with all symbolic links resolved.
+func realPath(path string) (string, error) {
+	real, err := filepath.EvalSymlinks(path) // relative unless a link is absolute
+	if err != nil {
+		return "", err
+	}
+	return filepath.Abs(real)
 }
 
 // statInput calls os.Stat, which follows symbolic links. If the path contains a link whose target
@@ -329,7 +338,7 @@ func (t *tree) follow(link string) bool {
 func (t *tree) realPath(name string) string {
 	real, ok := t.real[name]
 	if !ok {
-		real, _ = filepath.EvalSymlinks(t.path(name))
+		real, _ = realPath(t.path(name))
 		t.real[name] = real
 	}
 	return real

@@ -52,6 +52,9 @@ func TestFindFollowsLinks(t *testing.T) {
 		"root", "a/s",
 		"f/z.txt", "x.txt", // a file beside the link
 	)
+	here, err := os.Getwd()
+	testfiles.NoError(t, err)
+	links(t, "abs/1.txt", here+"/a/1.txt", "abs/2.txt", "../a/1.txt", "abs/self", here+"/abs", "abs/s", here+"/a/s", "abs/t", "../a/s")
 	for args, want := range map[string]string{
 		"a/s":               "a/s/2.txt",
 		"root":              "root/2.txt",
@@ -71,6 +74,9 @@ func TestFindFollowsLinks(t *testing.T) {
 		"c/two.txt root":    "c/two.txt root/2.txt",
 		"a/1.txt c":         "c/one.txt: is given twice, because it leads to the same file as a/1.txt: name each text once",
 		"root a/s":          "a/s/2.txt: is given twice, because it leads to the same file as root/2.txt: name each text once",
+		"abs":               "abs/1.txt abs/s/2.txt",
+		"abs/**/*.txt":      "abs/1.txt abs/s/2.txt",
+		"abs a/1.txt":       "a/1.txt: is given twice, because it leads to the same file as abs/1.txt: name each text once",
 		"f/x.txt ./f/x.txt": "f/x.txt: is given twice: name each text once",
 	} {
 		if got := foundPaths(args); got != want {
