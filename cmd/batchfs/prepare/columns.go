@@ -16,7 +16,9 @@ type column struct {
 	isUTF8  bool      // whether the schema says that these are UTF-8
 	needed  bool      // whether a field leads to it
 
-	isInteger bool // whether its values are integers
+	isInteger  bool   // whether its values are integers
+	isUnsigned bool   // whether a Parquet file keeps unsigned integers in signed ones
+	unreadable string // kind of values that are not read from a Parquet file; empty for others
 
 	index   int // among the leaves of a parquet file, or the members of a struct of Arrow
 	parquet parquetLevels
@@ -106,6 +108,9 @@ func (e *encoding) selectColumns(schema *column) error {
 		}
 		if c.members != nil || c.element != nil {
 			return fmt.Errorf("column %s does not have a single value for each row: choose another one with --id", e.id)
+		}
+		if c.unreadable != "" {
+			return fmt.Errorf("column %s has %s, which --id does not read from Parquet: write it as text, or choose another one", e.id, c.unreadable)
 		}
 		c.needed = true
 	}

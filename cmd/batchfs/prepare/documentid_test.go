@@ -141,6 +141,43 @@ func TestPrepareDocumentIDsWithoutNumber(t *testing.T) {
 	}
 }
 
+// Unsigned integers, which Parquet keeps in signed ones, are not negative.
+func TestPrepareUnsignedIDs(t *testing.T) {
+	type row struct {
+		Hash uint64   `parquet:"hash"`
+		Sum  uint32   `parquet:"sum"`
+		IDs  []uint32 `parquet:"ids,list"`
+	}
+	var file bytes.Buffer
+	testfiles.NoError(t, parquetgo.Write(&file, []row{{1, 2, []uint32{3}}, {1<<64 - 1, 1<<32 - 1, []uint32{1<<32 - 2}}}))
+	writeFilesHere(t, map[string]string{"a.parquet": file.String()})
+	for id, want := range map[string]string{"hash": "1\n18446744073709551615\n", "sum": "2\n4294967295\n"} {
+		prepared(t, "a.parquet --ids ids --vocab-size 4294967295 --val 0 --force --out out --id "+id)
+		if got := filesOf(t, "out"); got["train.bin.ids"] != want || got["train.bin"] != "\x03\x00\x00\x00\xfe\xff\xff\xff" {
+			t.Errorf("%s: ids %q, tokens %x", id, got["train.bin.ids"], got["train.bin"])
+		}
+	}
+}
+
+// Values that would become other ones are refused.
+func TestPrepareUnreadableIDs(t *testing.T) {
+	type row struct {
+		Text  string   `parquet:"text"`
+		UUID  [16]byte `parquet:"uuid,uuid"`
+		Price int64    `parquet:"price,decimal(2:18)"`
+		Whole int64    `parquet:"whole,decimal(0:18)"`
+	}
+	var file bytes.Buffer
+	testfiles.NoError(t, parquetgo.Write(&file, []row{{"a", [16]byte{}, 1234, 1234}}))
+	writeFilesHere(t, map[string]string{"a.parquet": file.String()})
+	wantError(t, "a.parquet --by byte --val 0 --out out --id uuid", "a.parquet: column uuid has UUIDs, which --id does not read from Parquet: write it as text, or choose another one")
+	wantError(t, "a.parquet --by byte --val 0 --out out --id price", "a.parquet: column price has decimals, which --id does not read")
+	prepared(t, "a.parquet --by byte --val 0 --out out --id whole")
+	if got := filesOf(t, "out")["train.bin.ids"]; got != "1234\n" {
+		t.Errorf("ids %q", got)
+	}
+}
+
 func TestPrepareDocumentIDErrors(t *testing.T) {
 	writeFilesHere(t, map[string]string{"a.jsonl": `{"text": "a", "id": 1}` + "\n" + `{"text": "b", "id": {"n": 1}}` + "\n" + `{"text": "c"}` + "\n",
 		"a.txt": "text", "a.parquet": parquetOf(t, []string{"a"})})

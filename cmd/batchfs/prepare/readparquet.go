@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"strings"
 
 	parquetgo "github.com/parquet-go/parquet-go"
@@ -195,9 +196,19 @@ func (c *column) fill(from *parquetgo.Column) {
 		c.index = from.Index()
 		c.isText = from.Type().Kind() == parquetgo.ByteArray
 		_, c.isUTF8 = logical.(*parquetformat.StringType)
-		_, isInt := logical.(*parquetformat.IntType)
+		integer, isInt := logical.(*parquetformat.IntType)
 		kind := from.Type().Kind()
-		c.isInteger = (kind == parquetgo.Int32 || kind == parquetgo.Int64) && (isInt || logical == nil)
+		isWhole := kind == parquetgo.Int32 || kind == parquetgo.Int64
+		c.isInteger = isWhole && (isInt || logical == nil)
+		c.isUnsigned = isInt && !integer.IsSigned
+		switch t := logical.(type) {
+		case *parquetformat.DecimalType:
+			if !isWhole || t.Scale != 0 {
+				c.unreadable = "decimals"
+			}
+		case *parquetformat.UUIDType:
+			c.unreadable = "UUIDs"
+		}
 	case (isList || isMap) && len(inner) == 1 && inner[0].Repeated():
 		repeated := inner[0]
 		// Old programs wrote lists whose repeated column is the element itself.
@@ -272,9 +283,17 @@ func (p *parquetReader) appendLeaf(c *column, v parquetgo.Value) {
 	case parquetgo.Boolean:
 		p.row.literal(v.String())
 	case parquetgo.Int32:
-		p.row.integer(int64(v.Int32()))
+		if c.isUnsigned {
+			p.row.integer(int64(v.Uint32()))
+		} else {
+			p.row.integer(int64(v.Int32()))
+		}
 	case parquetgo.Int64:
-		p.row.integer(v.Int64())
+		if c.isUnsigned {
+			p.row.literal(strconv.FormatUint(v.Uint64(), 10))
+		} else {
+			p.row.integer(v.Int64())
+		}
 	case parquetgo.Float:
 		p.row.float(float64(v.Float()))
 	case parquetgo.Double:
