@@ -5,6 +5,7 @@ const (
 	ArrowMagic   = "ARROW1\x00\x00"
 	FeatherMagic = "FEA1\x00\x00\x00\x00" // of version 1
 	GzipMagic    = "\x1f\x8b"
+	LFSMagic     = "version https://git-lfs.github.com/spec/v1"
 	LZ4Magic     = "\x04\x22\x4d\x18"
 	NpyMagic     = "\x93NUMPY"
 	ParquetMagic = "PAR1"
@@ -61,7 +62,7 @@ var magics = []struct{ prefix, description string }{
 	{"\x89PNG\r\n\x1a\n", "an image (PNG), not tokens"},
 	{"\xff\xd8\xff\xe0\x00\x10JFIF", "an image (JPEG), not tokens"},
 	{"\x00\x00\x00\x01Bud1", "what macOS keeps about a folder (.DS_Store), not tokens"},
-	{"version https://git-lfs.github.com/spec/v1", "a pointer of Git LFS, not the file itself; fetch that with git lfs pull"},
+	{LFSMagic, "a pointer of Git LFS, not the file itself; fetch that with git lfs pull"},
 	{"<!DOCTYPE html", "an HTML page, not tokens; did a download go wrong?"},
 	{"<html", "an HTML page, not tokens; did a download go wrong?"},
 }

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 
+	tokenfile "batchfs/cache/format"
 	"batchfs/cache/store"
 	"batchfs/cmd/batchfs/prepare/units"
 )
@@ -143,11 +144,14 @@ func (in *input) open(offset int64, t countWriter) (s *stream, err error) {
 func (s *stream) decompress(raw io.Reader, offset int64, t countWriter) error {
 	buffered := bufio.NewReaderSize(raw, 1<<16)
 	s.Reader = io.TeeReader(buffered, t)
-	magic, err := buffered.Peek(4)
-	if err != nil && err != io.EOF {
+	begin, err := buffered.Peek(len(tokenfile.LFSMagic))
+	switch {
+	case err != nil && err != io.EOF:
 		return err
+	case string(begin) == tokenfile.LFSMagic && !s.in.asText:
+		return errors.New("is a pointer of Git LFS, not the file itself (--as text encodes it as it is): fetch that with git lfs pull")
 	}
-	if s.decompressor, err = newDecompressor(magic, s.Reader); err != nil {
+	if s.decompressor, err = newDecompressor(begin[:min(4, len(begin))], s.Reader); err != nil {
 		return err
 	}
 	switch {

@@ -93,7 +93,7 @@ var (
 func nonTextContent(in *input, beginning []byte) *nonText {
 	begin := beginning[:min(len(beginning), 8<<10)]
 	extension := fileExtension(in.path)
-	mayBeJSON := extension == "" || extension == ".txt"
+	mayBeJSON := extension == "" || extension == ".txt" || extension == ".jl" || strings.Contains(strings.ToLower(filepath.Base(in.path)), ".json")
 	switch {
 	case in.asText:
 		return nil

@@ -153,33 +153,37 @@ func TestPrepareLeavesOut(t *testing.T) {
 func TestPrepareRefuses(t *testing.T) {
 	const list, object = "[\n {\"text\": \"a\"}]", "{\n \"data\": []\n}"
 	for name, test := range map[string]struct{ content, want string }{
-		"a.json":     {list, "is a JSON list, not text (--as text encodes it as it is): write one object per line: jq -c '.[]' FILE >FILE.jsonl"},
-		"a.json.gz":  {gzipped(list), "is a JSON list"},
-		"a.jsonl":    {list, "is a JSON list"},
-		"list.txt":   {list, "is a JSON list"},
-		"b.json":     {object, "is a JSON object on several lines, not text (--as text encodes it as it is): write it as one line: jq -c . FILE"},
-		"lines":      {"{\"text\": \"a\"}\n{\"text\": \"b\"}\n", "is a file of JSON lines, not text (--as text encodes it as it is): use --as jsonl"},
-		"a.CSV":      {"a,b\n", "is a CSV table, not text (--as text encodes it as it is): write its rows as JSON lines: python3 -c"},
-		"a.tsv.zst":  {zstandard("a\tb\n"), "is a TSV table, not text (--as text encodes it as it is): "},
-		"a.npy":      {"", "is a NumPy array, not text (--as text encodes it as it is): if it holds token ids, mount it"},
-		"npy":        {"\x93NUMPY", "is a NumPy array"},
-		"a.npz":      {"PK\x03\x04", "is an archive of NumPy arrays"},
-		"a.docx":     {"PK\x03\x04", "is a document, not text (--as text encodes it as it is): extract its text: pandoc"},
-		"zip":        {"PK\x03\x04", "is an archive, not text (--as text encodes it as it is): unpack it"},
-		"pdf":        {"%PDF-1.7\n", "is a PDF file, not text (--as text encodes it as it is): extract its text: pdftotext FILE"},
-		"a.png":      {"", "is an image, not text (--as text encodes it as it is): name only text"},
-		"png.txt":    {"\x89PNG\r\n\x1a\n\x00\x00\x00\r", "is binary data (image/png), not text"},
-		"arrow":      {"ARROW1\x00\x00", "is an Arrow file, not text (--as text encodes it as it is): use --as arrow"},
-		"stream":     {arrowOfTexts(t, []string{"a"}), "is an Arrow stream, not text (--as text encodes it as it is): use --as arrow"},
-		"parquet":    {parquetOf(t, []string{"a"}), "is a Parquet file, not text (--as text encodes it as it is): use --as parquet"},
-		"utf16":      {"\xff\xfea\x00b\x00", "is UTF-16, not text (--as text encodes it as it is): convert it: iconv"},
-		"utf16.json": {"\xff\xfe{\x00}\x00", "is UTF-16"},
-		"numbers":    {strings.Repeat("many words ", 50) + strings.Repeat("\x00\x01", 5), "is binary data, not text (--as text encodes it as it is): name only text, such as"},
-		"latin1":     {"caf\xe9 \xe0 la carte", ""},
-		"footnotes":  {"[1] {\"a\": 1}\n\x1b[0m\x00" + strings.Repeat("words ", 50), ""},
-		"page.html":  {"<html>", ""},
-		"code.py":    {list, ""},
-		"lines.json": {"{\"text\": \"a\"}\n", ""},
+		"a.json":              {list, "is a JSON list, not text (--as text encodes it as it is): write one object per line: jq -c '.[]' FILE >FILE.jsonl"},
+		"a.json.gz":           {gzipped(list), "is a JSON list"},
+		"a.jsonl":             {list, "is a JSON list"},
+		"list.txt":            {list, "is a JSON list"},
+		"b.json":              {object, "is a JSON object on several lines, not text (--as text encodes it as it is): write it as one line: jq -c . FILE"},
+		"lines":               {"{\"text\": \"a\"}\n{\"text\": \"b\"}\n", "is a file of JSON lines, not text (--as text encodes it as it is): use --as jsonl"},
+		"a.jsonlines":         {"{\"text\": \"a\"}\n", "is a file of JSON lines"},
+		"a.jl":                {"{\"text\": \"a\"}\n", "is a file of JSON lines"},
+		"A.jsonl-00-of-02.gz": {gzipped("{\"text\": \"a\"}\n"), "is a file of JSON lines"},
+		"a.json.1":            {list, "is a JSON list"},
+		"a.CSV":               {"a,b\n", "is a CSV table, not text (--as text encodes it as it is): write its rows as JSON lines: python3 -c"},
+		"a.tsv.zst":           {zstandard("a\tb\n"), "is a TSV table, not text (--as text encodes it as it is): "},
+		"a.npy":               {"", "is a NumPy array, not text (--as text encodes it as it is): if it holds token ids, mount it"},
+		"npy":                 {"\x93NUMPY", "is a NumPy array"},
+		"a.npz":               {"PK\x03\x04", "is an archive of NumPy arrays"},
+		"a.docx":              {"PK\x03\x04", "is a document, not text (--as text encodes it as it is): extract its text: pandoc"},
+		"zip":                 {"PK\x03\x04", "is an archive, not text (--as text encodes it as it is): unpack it"},
+		"pdf":                 {"%PDF-1.7\n", "is a PDF file, not text (--as text encodes it as it is): extract its text: pdftotext FILE"},
+		"a.png":               {"", "is an image, not text (--as text encodes it as it is): name only text"},
+		"png.txt":             {"\x89PNG\r\n\x1a\n\x00\x00\x00\r", "is binary data (image/png), not text"},
+		"arrow":               {"ARROW1\x00\x00", "is an Arrow file, not text (--as text encodes it as it is): use --as arrow"},
+		"stream":              {arrowOfTexts(t, []string{"a"}), "is an Arrow stream, not text (--as text encodes it as it is): use --as arrow"},
+		"parquet":             {parquetOf(t, []string{"a"}), "is a Parquet file, not text (--as text encodes it as it is): use --as parquet"},
+		"utf16":               {"\xff\xfea\x00b\x00", "is UTF-16, not text (--as text encodes it as it is): convert it: iconv"},
+		"utf16.json":          {"\xff\xfe{\x00}\x00", "is UTF-16"},
+		"numbers":             {strings.Repeat("many words ", 50) + strings.Repeat("\x00\x01", 5), "is binary data, not text (--as text encodes it as it is): name only text, such as"},
+		"latin1":              {"caf\xe9 \xe0 la carte", ""},
+		"footnotes":           {"[1] {\"a\": 1}\n\x1b[0m\x00" + strings.Repeat("words ", 50), ""},
+		"page.html":           {"<html>", ""},
+		"code.py":             {list, ""},
+		"lines.json":          {"{\"text\": \"a\"}\n", ""},
 	} {
 		writeFilesHere(t, map[string]string{"d/" + name: test.content, "other": "text"})
 		if test.want == "" {
@@ -193,6 +197,26 @@ func TestPrepareRefuses(t *testing.T) {
 		if got := decoded(readManifest(t), readTokens(t, "out/train.bin")); test.want == "" && got != content+"text" {
 			t.Errorf("%s: %q, want %q and text", name, got, content)
 		}
+	}
+}
+
+// A file that was not downloaded, or not completely, is refused with what to do.
+func TestPrepareRefusesDownloads(t *testing.T) {
+	const pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+	for _, name := range []string{"a.txt", "a", "a.jsonl", "a.json", "a.parquet", "a.arrow", "a.jsonl.gz", "a.md"} {
+		writeFilesHere(t, map[string]string{name: pointer})
+		wantError(t, name+" --by pairs --val 0 --out out", name+": is a pointer of Git LFS, not the file itself")
+		wantError(t, name+" --by pairs --val 0 --out out --invalid skip", "fetch that with git lfs pull")
+		prepared(t, name+" --by byte --val 0 --out out --as text")
+		if got := decoded(readManifest(t), readTokens(t, "out/train.bin")); got != pointer {
+			t.Errorf("%s as text: %q", name, got)
+		}
+	}
+	whole := parquetOf(t, []string{"a", "b"})
+	for _, content := range []string{"", "<!DOCTYPE html>", whole[:len(whole)-9], strings.Repeat("\x00", len(whole))} {
+		writeFilesHere(t, map[string]string{"a.parquet": content})
+		wantError(t, "a.parquet --by byte --val 0 --out out", "a.parquet: is not a complete Parquet file: ")
+		wantError(t, "a.parquet --by byte --val 0 --out out", "; copy or download it again")
 	}
 }
 
