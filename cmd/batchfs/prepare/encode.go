@@ -76,10 +76,14 @@ func (e encoding) withTokenizer(t tokenizer, eotAt string) encoding {
 
 func maskFields(list string) (fields []field, err error) {
 	for part := range strings.SplitSeq(list, ",") {
+		part = strings.TrimSpace(part)
 		colon := max(strings.LastIndex(part, ":"), 0)
 		name, mask := part[:colon], part[colon:]
 		if name == "" || mask != ":0" && mask != ":1" {
 			return nil, fmt.Errorf("--mask: must list fields with 0 or 1, such as prompt:0,completion:1 or messages[role=assistant].content:1 (got %q)", list)
+		}
+		if slices.ContainsFunc(fields, func(f field) bool { return f.String() == name }) {
+			return nil, fmt.Errorf("--mask: must list each field once (got %s twice in %q)", name, list)
 		}
 		fields = append(fields, newField(name, mask[1]-'0'))
 	}

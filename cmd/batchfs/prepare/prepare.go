@@ -197,7 +197,7 @@ func (o *options) checkFlags(flags *pflag.FlagSet, args []string) (err error) {
 	case o.job.plan != "" && len(args) == 0 && o.dir == "":
 		return errors.New("--out: give the directory that all tasks write to, such as --out data")
 	}
-	return o.settings.checkIDs(flags.Changed)
+	return o.settings.checkTexts(flags.Changed)
 }
 
 func (o *options) run(cmd *cobra.Command, args []string) error {

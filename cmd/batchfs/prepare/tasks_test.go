@@ -205,9 +205,9 @@ func TestTasksSumUp(t *testing.T) {
 		t.Errorf("notes %q, %v, want %q", tasks.Notes, err, whole.Notes)
 	}
 	for args, want := range map[string]string{
-		"a.jsonl --by byte --val 0 --mask turns[role=none].text:1":                                                              "--mask: part turns[role=none].text:1 matches 0 texts",
-		"a.jsonl b.jsonl --by byte --val 0.001 --field turns.*.text":                                                            "--val: 0.001 of 2 documents leaves",
-		"b.jsonl --by byte --val 0 --field turns.*.text --as jsonl --mask turns[role=assistant].text:0,turns[role=user].text:1": "matches 0 texts",
+		"a.jsonl --by byte --val 0 --mask turns[role=none].text:1":                                         "--mask: part turns[role=none].text:1 matches 0 texts",
+		"a.jsonl b.jsonl --by byte --val 0.001 --field turns.*.text":                                       "--val: 0.001 of 2 documents leaves",
+		"b.jsonl --by byte --val 0 --as jsonl --mask turns[role=assistant].text:0,turns[role=user].text:1": "matches 0 texts",
 	} {
 		os.RemoveAll("out")
 		os.Remove("plan.json")

@@ -1,6 +1,7 @@
 package bpe
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
@@ -29,7 +30,7 @@ func Open(path string) (*Tokenizer, error) {
 	}
 	raw, err := os.ReadFile(path)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: give the path of a tokenizer.json or tekken.json; hf download MODEL tokenizer.json prints that of a model of the Hugging Face Hub", err)
 	}
 	return Parse(path, raw)
 }
@@ -43,6 +44,10 @@ func Parse(path string, raw []byte) (*Tokenizer, error) {
 	switch {
 	case err != nil && isSentencePieceModel(raw):
 		return nil, sentencePieceModelError(path)
+	case bytes.HasPrefix(raw, []byte("version https://git-lfs.")):
+		return nil, fmt.Errorf("%s: is a pointer of Git LFS, not the file itself: fetch that with git lfs pull", path)
+	case err == nil && f.Model.Type == "" && f.Model.Vocab == nil && f.Config.Pattern == "":
+		return nil, fmt.Errorf("%s: not a tokenizer.json of Hugging Face, because it has no model: give the tokenizer.json of the same model", path)
 	case err != nil && !other:
 		return nil, fmt.Errorf("%s: not a tokenizer.json of Hugging Face: %w", path, err)
 	}

@@ -111,11 +111,15 @@ func TestOpenRejects(t *testing.T) {
 		`"ab" has the id 259, but tokenizers gives it 256`: func(f, model map[string]any) {
 			f["added_tokens"] = []any{map[string]any{"id": 259, "content": "ab"}}
 		},
-		"not a tokenizer.json of Hugging Face": func(f, model map[string]any) { f["model"] = 5 },
+		"not a tokenizer.json of Hugging Face":    func(f, model map[string]any) { f["model"] = 5 },
+		"because it has no model: give the token": func(f, model map[string]any) { delete(f, "model") },
 	} {
 		wantOpenError(t, writeSmallTokenizer(t, edit), want)
 	}
-	for path, want := range map[string]string{"/nowhere/tokenizer.json": "no such file", "a.model": "a.model: models of SentencePiece are not supported",
+	pointer := filepath.Join(t.TempDir(), "tokenizer.json")
+	testfiles.NoError(t, os.WriteFile(pointer, []byte("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"), 0o600))
+	for path, want := range map[string]string{"/nowhere/tokenizer.json": "no such file or directory: give the path of a tokenizer.json or tekken.json; hf download",
+		pointer: "is a pointer of Git LFS, not the file itself", "a.model": "a.model: models of SentencePiece are not supported",
 		writeSentencePieceModel(t):                              "sentencepiece.SentencePieceProcessor(",
 		writeSmallTekken(t, `\w+`, 258, "</s>", 2):              `out.add(tokenizer.encode(text, bos=False, eos=False))`,
 		writeSmallTekken(t, tekken.patterns[0], 300, "</s>", 2): "default_vocab_size is 300",
