@@ -193,6 +193,20 @@ func TestFilesThatWereEmptied(t *testing.T) {
 	}
 }
 
+// A copy that is cut off is an error if vocab.json says how many tokens it should have.
+func TestFilesThatWereCutOff(t *testing.T) {
+	t.Chdir(t.TempDir())
+	testfiles.Positions(t, map[string]int{"data/train_1.bin": 50, "data/train_2.bin": 50})
+	const listed = `{"kind": "ids", "vocab_size": 65536, "token_dtype": "uint16", "splits": {"train": {"shards": [{"name": "train_1.bin", "tokens": 50}, {"name": "train_2.bin", "tokens": 50}]}}}`
+	testfiles.Write(t, map[string]string{"data/vocab.json": listed})
+	const c = testfiles.Small + "[splits.train]\ntokens = 'data/*.bin'"
+	mustOpen(t, c)
+	must(t, os.Truncate("data/train_2.bin", 98))
+	if _, err := openHere(t, c); err == nil || !strings.Contains(err.Error(), "train_2.bin has 98 bytes, but vocab.json lists it with 50 tokens of 2 bytes: copy the file again") {
+		t.Errorf("error %v", err)
+	}
+}
+
 // If a file of a split that follows changes becomes empty, reads fail instead of ignoring the file:
 // it may be about to be rewritten.
 func TestFollowedFileThatBecomesEmpty(t *testing.T) {

@@ -64,6 +64,10 @@ func readVocabHint(s *config.Split, files []config.SourceFiles, remote *blob.Rem
 	if sizesErr != nil {
 		return h, sizesErr
 	}
+	width := int64(0) // of a token in bytes, if files have no header
+	if v != nil && array.DType(v.TokenDType).Known() {
+		width = int64(array.DType(v.TokenDType).Size())
+	}
 	for _, path := range listed {
 		switch size, exists := sizes[path]; {
 		case !exists:
@@ -72,6 +76,9 @@ func readVocabHint(s *config.Split, files []config.SourceFiles, remote *blob.Rem
 		case size == 0 && shards[path].Tokens > 0 && !slices.Contains(all, path):
 			return h, fmt.Errorf("%s is empty, but vocab.json lists it with %d tokens: restore the file, or, to serve the other files without it, "+
 				"move vocab.json away", path, shards[path].Tokens)
+		case size > 0 && size < width*shards[path].Tokens:
+			return h, fmt.Errorf("%s has %d bytes, but vocab.json lists it with %d tokens of %d bytes: copy the file again, or, if vocab.json is older, move that away",
+				path, size, shards[path].Tokens, width)
 		}
 	}
 	for i := range files {
