@@ -178,7 +178,9 @@ func (b *benchmark) search(cmd *cobra.Command, openers []*dataset.Opener) (*scan
 			return failure.Usage.Wrap(err)
 		}
 		read := func(visit func(*scan.Item) error) error {
+			isEmpty := true
 			err := items.Read(cmd.Context(), func(item prepare.Item) error {
+				isEmpty = false
 				err := visit(&scan.Item{
 					ItemName:  scan.ItemName{Unit: item.Unit, Number: item.Number},
 					Text:      printable.Truncate(string(item.Text), 100),
@@ -186,6 +188,9 @@ func (b *benchmark) search(cmd *cobra.Command, openers []*dataset.Opener) (*scan
 				})
 				return failure.Data.Wrap(err)
 			})
+			if err == nil && isEmpty {
+				err = fmt.Errorf("%s: has no text to search for; is it complete?", b.file)
+			}
 			return failure.Usage.Wrap(err)
 		}
 		found, err = scan.Against(cmd.Context(), openers, scan.ItemSource{Name: b.file, VocabSize: items.VocabSize(), Read: read}, cmd.ErrOrStderr())

@@ -136,12 +136,15 @@ func TestAgainst(t *testing.T) {
 	if out, err := runCommand(t.Context(), checkCommand(), "train", "--data", "data", "--against", "q.txt"); err != nil || !strings.HasSuffix(out, "for 1 item: no item occurs\n") {
 		t.Errorf("error %v, %s", err, out)
 	}
+	testfiles.Write(t, map[string]string{"empty.txt": " \n\n", "empty.jsonl": ""})
 	for args, want := range map[string]string{
 		"--by gpt2":                              "--by: needs --against, the file of texts to search for",
 		"--against q.txt --overlap 64":           "[against overlap]",
 		"--against q.txt --by cl100k":            `--by cl100k: did not make the tokens, because their vocab.json is of "gpt2"`,
 		"--against none.txt":                     "none.txt: ",
 		"--against q.jsonl":                      "q.jsonl: line 1: has no field text: ",
+		"--against empty.txt":                    "empty.txt: has no text to search for",
+		"--against empty.jsonl":                  "empty.jsonl: has no text to search for",
 		"--against q.txt --set batch.format=npy": "train.bin: ",
 	} {
 		_, err := runCommand(t.Context(), checkCommand(), append(strings.Fields(args), "train", "--data", "data")...)
