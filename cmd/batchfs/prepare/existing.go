@@ -48,6 +48,46 @@ func changeTime(info os.FileInfo) time.Time {
 var tokenFilePattern = regexp.MustCompile(
 	`^((?:train|val)(?:_\d+)?)(?:\.mask\.bin|\.bin|\.idx|\.npy|\.ds|\.(?:bin|npy|ds)\.(?:index|ids)|\.ds\.metadata)$`)
 
+// shardsOf returns the names, without suffix, of the shards that m lists, which may be nil.
+func shardsOf(m *vocabulary.Manifest) map[string]bool {
+	names := map[string]bool{}
+	if m == nil {
+		return names
+	}
+	for _, split := range m.Splits {
+		for _, shard := range split.Shards {
+			if match := tokenFilePattern.FindStringSubmatch(shard.Name); match != nil {
+				names[match[1]] = true
+			}
+		}
+	}
+	return names
+}
+
+// withoutOutput removes the files that an earlier run wrote to DIR, which may be below a directory
+// of texts. It keeps those that an argument names.
+func (o *options) withoutOutput(inputs []*input, args []string) []*input {
+	dir, err := os.Stat(o.dir)
+	if err != nil {
+		return inputs
+	}
+	m, _ := vocabulary.Read(filepath.Join(o.dir, manifestName), nil)
+	if m == nil {
+		return inputs
+	}
+	shards, arrays := shardsOf(m), m.ArrayFiles()
+	return slices.DeleteFunc(inputs, func(in *input) bool {
+		name := filepath.Base(in.path)
+		match := tokenFilePattern.FindStringSubmatch(name)
+		_, isArray := arrays[name]
+		if name != manifestName && !isArray && (match == nil || !shards[match[1]]) || slices.Contains(args, in.path) {
+			return false
+		}
+		parent, err := os.Stat(filepath.Dir(in.path))
+		return err == nil && os.SameFile(parent, dir)
+	})
+}
+
 // staleFiles returns the token files of an earlier run in DIR. It returns an error if DIR has a
 // file that must not be replaced.
 func (o *options) staleFiles(inputs []*input) ([]string, error) {
@@ -56,16 +96,7 @@ func (o *options) staleFiles(inputs []*input) ([]string, error) {
 		return nil, fmt.Errorf("--out: %w", err)
 	}
 	m, _ := vocabulary.Read(filepath.Join(o.dir, manifestName), nil) // a broken one lists no files
-	old, arrays := map[string]bool{}, m.ArrayFiles()
-	if m != nil {
-		for _, split := range m.Splits {
-			for _, shard := range split.Shards {
-				if match := tokenFilePattern.FindStringSubmatch(shard.Name); match != nil {
-					old[match[1]] = true
-				}
-			}
-		}
-	}
+	old, arrays := shardsOf(m), m.ArrayFiles()
 	var stale []string
 	for _, e := range entries {
 		match := tokenFilePattern.FindStringSubmatch(e.Name())

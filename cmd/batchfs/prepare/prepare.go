@@ -274,6 +274,7 @@ func (o *options) makePlan(ctx context.Context, args []string) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
+	inputs = o.withoutOutput(inputs, args)
 	p, err := newPlan(ctx, o.settings, e, inputs)
 	if err != nil {
 		return nil, err

@@ -57,7 +57,12 @@ func readTokens(t testing.TB, path string) []uint16 {
 
 func readManifest(t testing.TB) *vocabulary.Manifest {
 	t.Helper()
-	m, err := vocabulary.Read("out/vocab.json", nil)
+	return readManifestOf(t, "out")
+}
+
+func readManifestOf(t testing.TB, dir string) *vocabulary.Manifest {
+	t.Helper()
+	m, err := vocabulary.Read(filepath.Join(dir, "vocab.json"), nil)
 	if m == nil {
 		t.Fatalf("no manifest: %v", err)
 	}
@@ -257,6 +262,25 @@ func TestPrepareErrors(t *testing.T) {
 			wantError(t, "--out out "+c.args, c.want)
 			wantOnlyFiles(t)
 		})
+	}
+}
+
+// The output of an earlier run is no text, even if it is in a directory of texts.
+func TestPrepareIntoTexts(t *testing.T) {
+	for _, test := range []struct{ texts, out string }{{"p", "p/data"}, {"p", "p"}, {"p/**", "p/data"}, {".", "p/data"}} {
+		writeFilesHere(t, map[string]string{"p/a.jsonl": textLine("one"), "p/b.jsonl": textLine("two")})
+		args := test.texts + " --mask text:1 --id text --by byte --val 0 --out " + test.out
+		prepared(t, args)
+		if said := prepared(t, args); !strings.Contains(said, "is already complete") {
+			t.Errorf("%s again: said %q", args, said)
+		}
+		testfiles.Write(t, map[string]string{"p/c.jsonl": textLine("three")})
+		wantError(t, args, "already exists: replace it with --force")
+		prepared(t, args+" --force")
+		if got := decoded(readManifestOf(t, test.out), readTokens(t, test.out+"/train.bin")); got != "onetwothree" {
+			t.Errorf("%s: tokens say %q", args, got)
+		}
+		wantError(t, test.out+"/vocab.json --by byte --val 0 --force --out "+test.out, "is both a text and an output file")
 	}
 }
 
