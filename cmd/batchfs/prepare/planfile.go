@@ -50,7 +50,7 @@ func (j *jobOptions) register(cmd *cobra.Command) {
 // writePlan writes a plan for the texts that the arguments name, or adds them to one.
 func (o *options) writePlan(args []string, unitBytesGiven bool) error {
 	if o.settings.By == vocabulary.Char && o.settings.IDs == "" {
-		return errors.New("--by char: does not go with --plan, because its tokens depend on all texts, and no task reads them all: choose another tokenizer with --by")
+		return errors.New("--by char: does not go with --plan, because its tokens depend on all texts, and no task reads them all: choose another tokenizer with --by; to add texts to a plan, give its options again")
 	}
 	if err := o.settings.resolve(); err != nil {
 		return err

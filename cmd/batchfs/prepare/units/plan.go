@@ -187,6 +187,8 @@ func Read(r io.Reader, name string) (*Plan, error) {
 	err := d.Decode(p)
 	if err == nil {
 		err = p.check()
+	} else {
+		err = fmt.Errorf("cannot be read as a plan of prepare: %w", err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("--plan %s: %w", name, err)
