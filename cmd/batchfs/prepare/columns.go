@@ -123,7 +123,12 @@ func (e *encoding) selectColumns(schema *column) error {
 func (c *column) find(f field) (found, parent *column, err error) {
 	path := keysOf(c, f.names(0), (*column).member)
 	if path == nil {
-		return nil, nil, fmt.Errorf("has no column %s, only %s: choose one with %s", f, strings.Join(c.paths(""), ", "), f.options)
+		all := c.paths("")
+		some := strings.Join(all[:min(20, len(all))], ", ")
+		if len(all) > 20 {
+			some += fmt.Sprintf(" and %d others", len(all)-20)
+		}
+		return nil, nil, fmt.Errorf("has no column %s, only %s: choose one with %s", f, some, f.options)
 	}
 	found, parent = c, c
 	for _, name := range path {

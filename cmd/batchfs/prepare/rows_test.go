@@ -279,3 +279,14 @@ func TestPrepareParquetRecords(t *testing.T) {
 		t.Run(args, func(t *testing.T) { wantSameRows(t, "a.parquet", args) })
 	}
 }
+
+// An error about a wide table names only some of its columns.
+func TestColumnsInErrors(t *testing.T) {
+	wide := new(column)
+	for i := range 3000 {
+		wide.members = append(wide.members, &column{name: fmt.Sprint("c", i)})
+	}
+	if _, _, err := wide.find(newField("text", 0)); err == nil || !strings.Contains(err.Error(), "only c0, c1, ") || !strings.HasSuffix(err.Error(), "c18, c19 and 2980 others: choose one with --field or --mask") {
+		t.Errorf("error %v", err)
+	}
+}
