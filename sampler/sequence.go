@@ -149,6 +149,9 @@ func (q *Sequence) countBatches() error {
 func (s *Settings) check(sources []boundSource) error {
 	main := sources[0].arrays[0]
 	switch {
+	case s.Layout != Rows && len(main.Axes()) > 0 && main.DType().IsInteger():
+		return fmt.Errorf("%s holds %s, not tokens; set layout = \"rows\", or, if these are tokens, make a list of them: numpy.save(FILE, a.reshape(-1))",
+			main.Extents()[0].Name, describe(main))
 	case s.Layout != Rows && (len(main.Axes()) > 0 || !main.DType().IsInteger()):
 		return fmt.Errorf("%s holds %s, not tokens; set layout = \"rows\"", main.Extents()[0].Name, describe(main))
 	case s.MaskTargets && s.DType.IsInteger() && !canHold(s.DType, s.IgnoreIndex):

@@ -23,13 +23,14 @@ func TestFilesThatPeopleTry(t *testing.T) {
 	testfiles.Write(t, map[string]string{
 		"a.bin": strings.Repeat("ab", 100), "b.bin": strings.Repeat("ab", 50), "mask-a.bin": strings.Repeat("\x01", 100), "mask-b.bin": strings.Repeat("\x01", 49),
 		"long-b.bin": strings.Repeat("\x01", 51), "swapped-a.bin": strings.Repeat("\x01", 50), "swapped-b.bin": strings.Repeat("\x01", 100),
-		"odd": strings.Repeat("\x01", 151), "empty": "",
+		"pages.bin": strings.Repeat("\x01", 200), "odd": strings.Repeat("\x01", 151), "empty": "",
 	})
 	mask := func(files string) string {
 		return "tokens = ['a.bin', 'b.bin']\n[[splits.a.arrays]]\nname = 'mask'\ndtype = 'uint8'\nfiles = " + files
 	}
 	for _, test := range []struct{ text, want string }{
 		{"tokens = '" + dir + "/floats.npy'", dir + `/floats.npy holds float32 of shape [3], not tokens; set layout = "rows"`},
+		{"tokens = 'pages.bin'\ntoken_dtype = 'uint16'\nshape = [10]", abs(t, "pages.bin") + ` holds uint16 of shape [10], not tokens; set layout = "rows", or, if these are tokens, make a list of them: numpy.save(FILE, a.reshape(-1))`},
 		{"tokens = '" + dir + "/big.npy'", dir + `/big.npy is big-endian (dtype ">u2")`},
 		{"tokens = '" + dir + "/a1.npy'\ntoken_dtype = 'uint32'", dir + "/a1.npy: its numbers are uint16, according to the npy file itself, but token_dtype says uint32"},
 		{"tokens = '" + dir + "/a_llmc.bin'\nvocab_size = 100000", "config.toml:7: splits.a.vocab_size: uint16 cannot hold the tokens of a vocabulary of 100000 in splits.a"},
