@@ -14,7 +14,7 @@ type column struct {
 	element *column   // of a list
 	isText  bool      // whether its values are strings of bytes
 	isUTF8  bool      // whether the schema says that these are UTF-8
-	needed  bool      // whether a field leads to it
+	needed  bool      // whether a field leads to it, or to a column above it
 
 	isInteger  bool   // whether its values are integers
 	isUnsigned bool   // whether a Parquet file keeps unsigned integers in signed ones
@@ -44,6 +44,16 @@ func (c *column) paths(prefix string) (all []string) {
 		all = append(all, m.paths(strings.TrimPrefix(prefix+"."+m.name, "."))...)
 	}
 	return all
+}
+
+func (c *column) need() {
+	c.needed = true
+	for _, m := range c.members {
+		m.need()
+	}
+	if c.element != nil {
+		c.element.need()
+	}
 }
 
 // prune removes all columns but the needed ones and those on the way to them. It reports whether c
@@ -94,10 +104,10 @@ func (e *encoding) selectColumns(schema *column) error {
 		case e.ids && (c.element == nil || !c.element.isInteger):
 			return fmt.Errorf("column %s does not have a list of integers for each row: choose another one with --ids", f)
 		}
-		c.needed = true
+		c.need()
 		for _, name := range []string{attentionField, labelsField} {
 			if other, ok := parent.member(name); ok && e.ids {
-				other.needed = true
+				other.need()
 			}
 		}
 	}
@@ -112,7 +122,7 @@ func (e *encoding) selectColumns(schema *column) error {
 		if c.unreadable != "" {
 			return fmt.Errorf("column %s has %s, which --id does not read from Parquet: write it as text, or choose another one", e.id, c.unreadable)
 		}
-		c.needed = true
+		c.need()
 	}
 	schema.prune()
 	return nil

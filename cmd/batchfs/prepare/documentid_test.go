@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/apache/arrow-go/v18/arrow"
 	parquetgo "github.com/parquet-go/parquet-go"
 
 	"batchfs/cmd/batchfs/internal/testfiles"
@@ -138,6 +139,43 @@ func TestPrepareDocumentIDsWithoutNumber(t *testing.T) {
 		if got := filesOf(t, "out")["train.bin.ids"]; got != "0\nnull\nnull\n1.5\n" {
 			t.Errorf("%s: ids %q", name, got)
 		}
+	}
+}
+
+// If a struct is null, its members are null, also with --id and --mask.
+func TestPrepareNullStructs(t *testing.T) {
+	type meta struct {
+		ID   int64  `parquet:"id"`
+		Body string `parquet:"body"`
+	}
+	type row struct {
+		Text string `parquet:"text"`
+		Meta *meta  `parquet:"meta,optional"`
+	}
+	var file bytes.Buffer
+	testfiles.NoError(t, parquetgo.Write(&file, []row{{"a", &meta{7, "x"}}, {"b", nil}}))
+	schema := arrow.NewSchema([]arrow.Field{{Name: "text", Type: arrow.BinaryTypes.String}, {Name: "meta", Nullable: true, Type: arrow.StructOf(
+		arrow.Field{Name: "id", Type: arrow.PrimitiveTypes.Int64, Nullable: true}, arrow.Field{Name: "body", Type: arrow.BinaryTypes.String, Nullable: true})}}, nil)
+	writeFilesHere(t, map[string]string{"a.parquet": file.String(),
+		"a.arrow": arrowOf(t, schema, `{"text":"a","meta":{"id":7,"body":"x"}}`+"\n"+`{"text":"b","meta":null}`, false)})
+	for _, name := range []string{"a.parquet", "a.arrow"} {
+		prepared(t, name+" --by byte --mask text:0,meta.body:1 --id meta.id --val 0 --force --out out")
+		got := filesOf(t, "out")
+		if text := decoded(readManifest(t), readTokens(t, "out/train.bin")); text != "axb" || got["train.mask.bin"] != "\x00\x01\x00" || got["train.bin.ids"] != "7\nnull\n" {
+			t.Errorf("%s: text %q, mask %q, ids %q", name, text, got["train.mask.bin"], got["train.bin.ids"])
+		}
+		prepared(t, name+" --by byte --field meta.body --id text --val 0 --force --out out")
+		if got := filesOf(t, "out"); got["train.bin.ids"] != `"a"`+"\n" {
+			t.Errorf("%s: ids %q", name, got["train.bin.ids"])
+		}
+	}
+	// In a list, it is as empty as in JSON lines, and does not count as dropped.
+	text := arrow.Field{Name: "content", Type: arrow.BinaryTypes.String}
+	message := arrow.StructOf(text, arrow.Field{Name: "call", Nullable: true, Type: arrow.StructOf(text)})
+	chats := arrow.NewSchema([]arrow.Field{{Name: "messages", Type: arrow.ListOf(message)}}, nil)
+	writeFilesHere(t, map[string]string{"a.arrow": arrowOf(t, chats, `{"messages":[{"content":"x","call":null}]}`, false)})
+	if said := prepared(t, "a.arrow --by byte --mask messages.*.content:1 --val 0 --out out"); strings.Contains(said, "dropped") {
+		t.Errorf("said %q", said)
 	}
 }
 

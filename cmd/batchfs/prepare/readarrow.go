@@ -403,7 +403,7 @@ func (j *rowJSON) appendArrow(c *column, values arrow.Array, i int) {
 	values, i = arrowElement(values, i)
 	switch values := values.(type) {
 	case nil, *array.Null:
-		j.literal("null")
+		j.null(c)
 	case *array.Struct:
 		separator := "{"
 		for _, m := range c.members {

@@ -251,7 +251,7 @@ func (p *parquetReader) appendValue(c *column, repetition int) {
 	first := p.leaves[c.first().index]
 	switch {
 	case c.parquet.optional && first.peek().DefinitionLevel() < c.parquet.value:
-		p.row.literal("null")
+		p.row.null(c)
 		p.skip(c, repetition)
 	case c.element != nil && first.peek().DefinitionLevel() < c.parquet.elements:
 		p.row.literal("[]")

@@ -38,6 +38,23 @@ func (j *rowJSON) literal(part string) {
 	}
 }
 
+// null appends a value that is null. If it is a struct on the way to a field, its members are null.
+func (j *rowJSON) null(c *column) {
+	if c.needed {
+		j.literal("null")
+		return
+	}
+	separator := "{"
+	for _, m := range c.members {
+		j.literal(separator)
+		j.string([]byte(m.name))
+		j.literal(":")
+		j.null(m)
+		separator = ","
+	}
+	j.literal("}")
+}
+
 func (j *rowJSON) integer(value int64) {
 	j.exceeds = j.exceeds || len(j.text)+len("-9223372036854775808") > maxLine
 	if !j.exceeds {
