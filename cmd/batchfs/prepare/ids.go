@@ -10,12 +10,9 @@ import (
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
-// checkTexts returns an error if an option that was given says what the texts are, although --mask
-// does, or only makes sense for texts, although --ids was given.
-func (s *settings) checkTexts(isGiven func(option string) bool) error {
-	if s.Mask != "" && isGiven("field") {
-		return errors.New("--field: does not go with --mask, which names all fields with texts: leave one of them out")
-	}
+// checkIDs returns an error if an option that was given only makes sense for texts, although --ids
+// was given.
+func (s *settings) checkIDs(isGiven func(option string) bool) error {
 	for _, option := range []string{"field", "mask", "special", "eot"} {
 		if s.IDs != "" && isGiven(option) {
 			return fmt.Errorf("--%s: is for texts, but --ids reads ids, which are written as they are: leave one of them out", option)

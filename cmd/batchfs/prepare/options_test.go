@@ -247,6 +247,7 @@ func TestPrepareNotes(t *testing.T) {
 		"special --by byte":                                          "",
 		"bom a.jsonl empty --by byte":                                "left out because they have no text: 4 documents; the first is bom; if they should",
 		"a.jsonl --by byte":                                          "left out because they have no text: 2 documents; the first is line 3 of a.jsonl;",
+		"null.jsonl --by byte --field x --mask p:1":                  "warning: --field x has no effect, because --mask names all fields with texts\n",
 		"chat.jsonl --by byte --field m[role=user].text":             "dropped: 1 field of messages, name (1);",
 		"chat.jsonl --by byte --mask m.*.text:1":                     "dropped: 7 fields of messages, role (4), calls (2), name (1);",
 		"chat.jsonl --by byte --mask m.*.text:1,m[role=x].text:0":    "matches 0 texts: part m[role=x].text:0 of --mask; correct it, or remove it\n" + dropped,

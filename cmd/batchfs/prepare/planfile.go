@@ -93,6 +93,7 @@ func (o *options) writePlan(args []string, unitBytesGiven bool) error {
 	}
 	o.printLeftOut(leftOut)
 	o.printIDs(p)
+	o.warnField()
 	o.warnMissingEOT(p)
 	o.warnTokenizer(p)
 	before := len(made.Units)

@@ -197,7 +197,7 @@ func (o *options) checkFlags(flags *pflag.FlagSet, args []string) (err error) {
 	case o.job.plan != "" && len(args) == 0 && o.dir == "":
 		return errors.New("--out: give the directory that all tasks write to, such as --out data")
 	}
-	return o.settings.checkTexts(flags.Changed)
+	return o.settings.checkIDs(flags.Changed)
 }
 
 func (o *options) run(cmd *cobra.Command, args []string) error {
@@ -281,6 +281,7 @@ func (o *options) makePlan(ctx context.Context, args []string) (*plan, error) {
 	}
 	o.printLeftOut(leftOut)
 	o.printIDs(p)
+	o.warnField()
 	o.warnMissingEOT(p)
 	o.warnTokenizer(p)
 	return p, o.announceWindows(inputs)

@@ -239,7 +239,6 @@ func TestPrepareErrors(t *testing.T) {
 		"shard-tokens":    {"abc", "a --shard-tokens -1", "--shard-tokens: must be 0 or more (got -1)"},
 		"mask":            {"abc", "a --mask a:2", `--mask: must list fields with 0 or 1, such as prompt:0,completion:1 or messages[role=assistant].content:1 (got "a:2")`},
 		"mask twice":      {"abc", "a --mask p:0,a.*.b:1,p:1", `--mask: must list each field once (got p twice in "p:0,a.*.b:1,p:1")`},
-		"mask and field":  {"abc", "lines.jsonl --mask text:1 --field text", "--field: does not go with --mask"},
 		"include":         {"abc", "empty --include [", "--include [: syntax error in pattern"},
 		"no include":      {"abc", "a empty --include *.md", "empty: no file in this directory matches --include *.md"},
 		"no val document": {"abc", "a lines.jsonl --as text --val 1e-17", "for val, because documents are not divided: add documents, or use a larger --val, or --val 0"},

@@ -43,6 +43,13 @@ func (o *options) printIDs(p *plan) {
 	o.printLine("ids in %s, from 0 to %d, are written as they are%s", o.settings.IDs, p.encoding.tokenizer.Size()-1, labels)
 }
 
+// warnField warns if --field has no effect.
+func (o *options) warnField() {
+	if o.settings.Mask != "" && o.settings.Field != "text" {
+		o.printLine("warning: --field %s has no effect, because --mask names all fields with texts", o.settings.Field)
+	}
+}
+
 // warnMissingEOT warns if no token separates documents although --eot asks for one.
 func (o *options) warnMissingEOT(p *plan) {
 	if p.encoding.ids || p.encoding.eot >= 0 || o.settings.EOT == "none" || p.isSingleText() {
