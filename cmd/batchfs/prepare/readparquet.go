@@ -36,11 +36,11 @@ func (r *reader) readParquet(s *stream, pos position) (err error) {
 	if err := r.encoding.selectColumns(schema); err != nil {
 		return err
 	}
-	p := &parquetReader{reader: r, schema: schema, in: s.in, pos: pos, rowBytes: float64(f.Size()) / float64(f.NumRows())}
+	p := &parquetReader{reader: r, schema: schema, in: s.in, pos: pos, rowBytes: float64(f.Size()) / float64(max(1, f.NumRows()))}
 	if spooled {
 		p.rowBytes = 0 // spool has counted all bytes
 	}
-	r.countBytes(int(p.rowBytes * float64(pos.Offset)))
+	r.countBytes(p.bytesBefore(pos.Offset))
 	row := int64(0)
 	for i, group := range f.RowGroups() {
 		if part := s.in.part; part != nil && (int64(i) < part.begin || int64(i) >= part.end) {
@@ -121,6 +121,9 @@ type parquetReader struct {
 	row      rowJSON
 }
 
+// bytesBefore returns about where a row begins on disk. A row may take less than a byte.
+func (p *parquetReader) bytesBefore(row int64) int { return int(p.rowBytes * float64(row)) }
+
 // readGroup adds the rows of a row group from p.pos on. The number of its first row is first.
 func (p *parquetReader) readGroup(first, rows int64) error {
 	leaves := p.schema.leaves()
@@ -149,7 +152,7 @@ func (p *parquetReader) readGroup(first, rows int64) error {
 		if row < p.pos.Offset {
 			continue
 		}
-		p.reader.countBytes(int(p.rowBytes))
+		p.reader.countBytes(p.bytesBefore(row+1) - p.bytesBefore(row))
 		if err := p.reader.addRow(p.in, text, p.row.exceeds, &p.pos); err != nil {
 			return err
 		}

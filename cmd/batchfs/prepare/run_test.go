@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	parquetgo "github.com/parquet-go/parquet-go"
+
 	"batchfs/cmd/batchfs/internal/testfiles"
 	"batchfs/cmd/batchfs/vocabulary"
 )
@@ -382,9 +384,18 @@ func TestPrepareDryRun(t *testing.T) {
 	for i := range documents[2000:] {
 		documents[2000+i] = fmt.Sprint(i) + strings.Repeat(" 1234 é ü", 40)
 	}
+	type row struct {
+		Text string `parquet:"text,dict,zstd"`
+	}
+	var same bytes.Buffer // a row takes much less than a byte
+	w := parquetgo.NewGenericWriter[row](&same)
+	_, err := w.Write(slices.Repeat([]row{{"the same"}}, 20_000))
+	testfiles.NoError(t, err)
+	testfiles.NoError(t, w.Close())
 	writeFilesHere(t, map[string]string{"a.jsonl": lines(documents), "small.jsonl": lines(documents[:112]), "a.txt": strings.Join(documents, "\n"), "b/short.txt": "a few words",
-		"a.jsonl.zst": zstandard(even), "a.jsonl.gz": gzipped(even), "a.parquet": parquetOf(t, someDocuments(1500, 300)), "a.arrow": arrowOfTexts(t, someDocuments(1500, 300))})
-	for _, args := range []string{"a.jsonl", "small.jsonl", "a.txt", "b a.txt", "a.txt --eot begin", "a.jsonl.zst", "a.jsonl.gz", "a.parquet", "a.arrow"} {
+		"a.jsonl.zst": zstandard(even), "a.jsonl.gz": gzipped(even), "a.parquet": parquetOf(t, someDocuments(1500, 300)), "empty.parquet": parquetOf(t, nil),
+		"same.parquet": same.String(), "a.arrow": arrowOfTexts(t, someDocuments(1500, 300))})
+	for _, args := range []string{"a.jsonl", "small.jsonl", "a.txt", "b a.txt", "a.txt --eot begin", "a.jsonl.zst", "a.jsonl.gz", "a.parquet", "a.parquet empty.parquet", "same.parquet", "a.arrow"} {
 		var got, n float64
 		os.RemoveAll("out")
 		said := prepared(t, args+" --by pairs --dry-run")
