@@ -89,9 +89,6 @@ const begunName = units.Dir + "/begun"
 // begin marks the output as one of tasks, unless it has files of something else, and returns the
 // names of the sidecars, which are empty for units that are not done.
 func (j *job) begin(ctx context.Context) (done []string, err error) {
-	if err := j.out.Make(ctx); err != nil {
-		return nil, fmt.Errorf("--out: %w", err)
-	}
 	files, err := j.out.List(ctx, false)
 	if err != nil {
 		return nil, fmt.Errorf("--out: %w", err)
@@ -102,7 +99,7 @@ func (j *job) begin(ctx context.Context) (done []string, err error) {
 				return nil, fmt.Errorf("%s: already exists, and no task of a plan wrote it: choose another --out", j.out.Path(name))
 			}
 		}
-		if err := j.out.Write(ctx, begunName, nil); err != nil {
+		if err := cmp.Or(j.out.Make(ctx), j.out.Write(ctx, begunName, nil)); err != nil {
 			return nil, fmt.Errorf("--out: %w", err)
 		}
 	}

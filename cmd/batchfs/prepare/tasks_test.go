@@ -312,6 +312,15 @@ func TestTasksRefuse(t *testing.T) {
 	}
 }
 
+// A task that refuses a directory leaves nothing in it, because a mount takes shards in a directory
+// of tasks for unfinished ones.
+func TestTaskLeavesOtherFilesAlone(t *testing.T) {
+	writeFilesHere(t, map[string]string{"a.jsonl": lines(someDocuments(3, 20)), "data/train_000001.bin": "ab"})
+	prepared(t, "--plan plan.json a.jsonl --by byte --val 0")
+	wantError(t, "--plan plan.json --task 0/1 --out data", "data/train_000001.bin: already exists, and no task of a plan wrote it")
+	wantSame(t, filesOf(t, "data"), map[string]string{"train_000001.bin": "ab"})
+}
+
 func firstError(errs ...error) error {
 	for _, err := range errs {
 		if err != nil {
