@@ -209,32 +209,44 @@ func TestFindLeavesOutSideFiles(t *testing.T) {
 	}
 }
 
-// For a prefix, as for a directory, --include counts from below it.
-func TestIncludeBelowAPrefix(t *testing.T) {
-	s := &stores{clients: map[string]*store.Client{"s3": new(store.Client)}, listed: map[string][]store.Object{}}
-	for _, key := range []string{"en/a.jsonl", "en/x/b.jsonl", "de/c.jsonl", "d.jsonl"} {
-		s.listed["s3://bucket/texts"] = append(s.listed["s3://bucket/texts"], store.Object{Scheme: "s3", Bucket: "bucket", Key: "texts/" + key, Size: 1})
+// In a store, as in a directory, patterns of --include begin below the prefix, and an existing name
+// is not a pattern.
+func TestFindObjects(t *testing.T) {
+	keys := []string{"in/b.jsonl", "in/en/", "in/en/a.jsonl", "in/x1.txt", "in/x[1", "in/x[1].txt", "in/x[1].txt.gz"}
+	s := &stores{clients: map[string]*store.Client{"s3": {}}, listed: map[string][]store.Object{}}
+	for _, prefix := range []string{"in", "in/", "in/x"} {
+		for _, key := range keys {
+			size := int64(1)
+			if strings.HasSuffix(key, "/") {
+				size = 0
+			}
+			if strings.HasPrefix(key, prefix) {
+				s.listed["s3://b/"+prefix] = append(s.listed["s3://b/"+prefix], store.Object{Scheme: "s3", Bucket: "b", Key: key, Size: size})
+			}
+		}
 	}
-	s.listed["s3://bucket/texts/"] = s.listed["s3://bucket/texts"]
-	for include, want := range map[string]string{
-		"*.jsonl":    "texts/d.jsonl texts/de/c.jsonl texts/en/a.jsonl texts/en/x/b.jsonl",
-		"en/*.jsonl": "texts/en/a.jsonl",
-		"en/**":      "texts/en/a.jsonl texts/en/x/b.jsonl",
-		"texts/**":   "no object below it matches --include texts/**",
+	for _, test := range []struct{ url, include, want string }{
+		{"s3://b/in", "en/*.jsonl", "in/en/a.jsonl"},
+		{"s3://b/in/", "*.jsonl", "in/b.jsonl in/en/a.jsonl"},
+		{"s3://b/in", "in/en/*.jsonl", "s3://b/in: no object below this prefix matches --include in/en/*.jsonl"},
+		{"s3://b/in/x[1].txt", "", "in/x[1].txt"},
+		{"s3://b/in/x[1", "", "in/x[1"},
+		{"s3://b/in/x[12].*", "", "in/x1.txt"},
+		{"s3://b/in/x[1.txt", "", "s3://b/in/x[1.txt: syntax error in pattern"},
 	} {
-		for _, url := range []string{"s3://bucket/texts", "s3://bucket/texts/"} {
-			var keys []string
-			found, err := s.objects(url, []string{include})
-			for _, o := range found {
-				keys = append(keys, o.Key)
-			}
-			got := strings.Join(keys, " ")
-			if err != nil {
-				got = strings.TrimPrefix(err.Error(), url+": ")
-			}
-			if got != want {
-				t.Errorf("%s with --include %s: got %s, want %s", url, include, got, want)
-			}
+		var include, got []string
+		if test.include != "" {
+			include = []string{test.include}
+		}
+		found, err := s.objects(test.url, include)
+		for _, o := range found {
+			got = append(got, o.Key)
+		}
+		if err != nil {
+			got = append(got, err.Error())
+		}
+		if strings.Join(got, " ") != test.want {
+			t.Errorf("%s, --include %q: %q, want %q", test.url, test.include, got, test.want)
 		}
 	}
 }

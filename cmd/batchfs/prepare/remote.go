@@ -111,35 +111,39 @@ func (s *stores) objects(url string, include []string) (found []store.Object, er
 	if i := strings.IndexAny(o.Key, `*?[{\`); i >= 0 {
 		fixed = i
 	}
-	isGlob := fixed < len(o.Key)
-	if isGlob && !doublestar.ValidatePattern(o.Key) {
-		return nil, fmt.Errorf("%s: %w", url, doublestar.ErrBadPattern)
-	}
 	all, err := s.list(o, o.Key[:fixed])
 	if err != nil {
 		return nil, err
+	}
+	isFolder := func(o store.Object) bool { return o.Size == 0 && strings.HasSuffix(o.Key, "/") }
+	// An existing name is not a pattern, even if it contains * or [.
+	if i := slices.IndexFunc(all, func(each store.Object) bool { return each.Key == o.Key && !isFolder(each) }); i >= 0 {
+		return all[i : i+1 : i+1], nil
+	}
+	isGlob := fixed < len(o.Key)
+	if isGlob && !doublestar.ValidatePattern(o.Key) {
+		return nil, fmt.Errorf("%s: %w", url, doublestar.ErrBadPattern)
 	}
 	dir := strings.TrimSuffix(o.Key, "/") + "/"
 	if o.Key == "" {
 		dir = ""
 	}
-	isBelow := false // whether there is any object below a prefix
+	below := 0
 	for _, each := range all {
 		switch {
-		case each.Size == 0 && strings.HasSuffix(each.Key, "/"):
-		case !isGlob && each.Key == o.Key:
-			return []store.Object{each}, nil
+		case isFolder(each):
 		case isGlob && (doublestar.MatchUnvalidated(o.Key, each.Key) && !hasHiddenName(each.Key[strings.LastIndexByte(o.Key[:fixed], '/')+1:])):
 			found = append(found, each)
 		case !isGlob && strings.HasPrefix(each.Key, dir) && !hasHiddenName(each.Key[len(dir):]):
-			if isBelow = true; included(each.Key[len(dir):], include) {
+			below++
+			if included(each.Key[len(dir):], include) {
 				found = append(found, each)
 			}
 		}
 	}
 	switch {
-	case len(found) == 0 && isBelow:
-		return nil, fmt.Errorf("%s: no object below it matches --include %s", url, strings.Join(include, " --include "))
+	case len(found) == 0 && below > 0:
+		return nil, fmt.Errorf("%s: no object below this prefix matches --include %s", url, strings.Join(include, " --include "))
 	case len(found) == 0:
 		return nil, fmt.Errorf("%s: matches no object: check the name, and store.endpoint", url)
 	}
