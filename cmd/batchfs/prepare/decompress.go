@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"strings"
 
 	"github.com/klauspost/compress/gzip"
@@ -39,7 +38,8 @@ type decompressor struct {
 // newDecompressor returns nil if magic, the first four bytes of a file, are not those of gzip or
 // zstd. No text in UTF-8 begins with those. in is the whole file.
 func newDecompressor(magic []byte, in io.Reader) (*decompressor, error) {
-	buffered := bufio.NewReader(in) // small, so that the bytes read from in say how far it is
+	// The buffer is small, so that the bytes read from in say how far it is.
+	buffered := bufio.NewReader(sourceReader{in})
 	switch {
 	case string(magic) == tokenfile.ZstdMagic, tokenfile.IsSkippable(magic):
 		return newZstdDecompressor(buffered)
@@ -51,12 +51,12 @@ func newDecompressor(magic []byte, in io.Reader) (*decompressor, error) {
 
 func newZstdDecompressor(in *bufio.Reader) (*decompressor, error) {
 	for { // until the header of a frame with content tells the window
-		magic, _ := in.Peek(8)
+		magic, err := in.Peek(8)
 		if len(magic) < 4 || !tokenfile.IsSkippable(magic[:4]) {
 			break
 		}
 		if len(magic) < 8 {
-			return nil, errTruncated
+			return nil, compressionError(noEOF(err))
 		}
 		size := 8 + int64(binary.LittleEndian.Uint32(magic[4:]))
 		if n, err := io.CopyN(io.Discard, in, size); n < size {
@@ -132,6 +132,19 @@ func (g *gzipReader) next() error {
 	return errTrailing
 }
 
+// A sourceError is an error of what a decoder reads, which says nothing about the compressed data.
+type sourceError struct{ error }
+
+type sourceReader struct{ io.Reader }
+
+func (s sourceReader) Read(buf []byte) (int, error) {
+	n, err := s.Reader.Read(buf)
+	if err != nil && err != io.EOF {
+		err = sourceError{err}
+	}
+	return n, err
+}
+
 func noEOF(err error) error {
 	if err == io.EOF {
 		return io.ErrUnexpectedEOF
@@ -141,9 +154,11 @@ func noEOF(err error) error {
 
 // compressionError turns an error of a decoder into one that says what is wrong with the file.
 func compressionError(err error) error {
-	_, isFromFile := err.(*fs.PathError)
+	source, isSource := errors.AsType[sourceError](err)
 	switch {
-	case err == nil, err == io.EOF, err == errTrailing, isFromFile:
+	case isSource:
+		return source.error
+	case err == nil, err == io.EOF, err == errTrailing:
 		return err
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		return errTruncated

@@ -7,6 +7,7 @@ import (
 	"io"
 	"strings"
 	"testing"
+	"testing/iotest"
 
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
@@ -96,6 +97,24 @@ func TestCompressedFiles(t *testing.T) {
 			}
 			if _, _, err := decompressed(t, append(bytes.Clone(file), "garbage"...)); err != errTrailing {
 				t.Errorf("%s with bytes after its end: %v", kind, err)
+			}
+		}
+	}
+}
+
+// An error of a disk or a store is reported as it is, wherever it occurs, and not as damage.
+func TestCompressedFilesThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	failed := errors.New("the store does not answer")
+	for _, file := range []string{gzipped("text"), gzipped("text") + gzipped("more"), zstandard("text"), string(skippableFrame(0, "abcd")) + zstandard("text")} {
+		for n := 4; n <= len(file); n++ {
+			d, err := newDecompressor([]byte(file[:4]), io.MultiReader(strings.NewReader(file[:n]), iotest.ErrReader(failed)))
+			if err == nil {
+				_, err = io.Copy(io.Discard, d)
+				d.close()
+			}
+			if err != failed {
+				t.Errorf("after %d of %d bytes: %v, want %v", n, len(file), err, failed)
 			}
 		}
 	}
