@@ -130,6 +130,9 @@ func (p *Plan) Add(inputs []Input, divide Divider) (added int, err error) {
 				return 0, fmt.Errorf("%s: %w", in.Name, err)
 			}
 		}
+		if n := len(p.Units) + len(parts); n > maxUnits {
+			return 0, tooManyUnits(int64(n))
+		}
 		if len(parts) > 0 || unit.Bytes+in.Size > p.UnitBytes {
 			end()
 		}
@@ -156,6 +159,9 @@ func (p *Plan) Add(inputs []Input, divide Divider) (added int, err error) {
 // line belongs to the part in which it begins.
 func Lines(in Input, unitBytes int64) ([]Part, error) {
 	n := (in.Size + unitBytes - 1) / unitBytes
+	if n > maxUnits { // also because the parts would need much memory
+		return nil, tooManyUnits(n)
+	}
 	parts, begin := make([]Part, n), int64(0)
 	for i := range parts {
 		// This does not overflow, unlike size*i/n.
@@ -234,6 +240,10 @@ func writeLines[T any](b *bytes.Buffer, list []T) error {
 	return nil
 }
 
+func tooManyUnits(n int64) error {
+	return fmt.Errorf("%d units are too many, because the limit is %d: use a larger --unit-bytes", n, maxUnits)
+}
+
 // check returns an error unless every part of every input belongs to exactly one unit.
 func (p *Plan) check() error {
 	switch {
@@ -242,7 +252,7 @@ func (p *Plan) check() error {
 	case p.SHA256 != hashOf(p.Tokenizer):
 		return errors.New("its tokenizer has been changed: make a new plan")
 	case len(p.Units) > maxUnits:
-		return fmt.Errorf("%d units are too many, because the limit is %d: use a larger --unit-bytes", len(p.Units), maxUnits)
+		return tooManyUnits(int64(len(p.Units)))
 	case p.UnitBytes <= 0:
 		return fmt.Errorf("unit_bytes must be at least 1 (got %d)", p.UnitBytes)
 	}

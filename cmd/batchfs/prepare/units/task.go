@@ -72,7 +72,7 @@ func TaskOf(getenv func(string) string, tasks int) (Task, error) {
 
 // Units returns the units of a task, out of the first n.
 func (t Task) Units(n int) (list []int) {
-	for i := t.Index; i < n; i += t.Of {
+	for i := t.Index; i < n; i += min(t.Of, n) { // the sum does not overflow
 		list = append(list, i)
 	}
 	return list

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -116,6 +117,22 @@ func TestBrokenPlans(t *testing.T) {
 	}
 }
 
+// Too many units are an error before they take memory, whether they are of one input or of several.
+func TestTooManyUnits(t *testing.T) {
+	for _, inputs := range [][]Input{{input("a", 1<<60)}, slices.Repeat([]Input{input("a", maxUnits/2+1)}, 2)} {
+		p := New(json.RawMessage("{}"), nil, 1)
+		for i := range inputs {
+			inputs[i].Name = fmt.Sprint(i)
+		}
+		if _, err := p.Add(inputs, Lines); err == nil || !strings.HasSuffix(err.Error(), "units are too many, because the limit is 1000000: use a larger --unit-bytes") {
+			t.Errorf("%d inputs: %v", len(inputs), err)
+		}
+		if len(p.Units) > maxUnits {
+			t.Errorf("%d units", len(p.Units))
+		}
+	}
+}
+
 // New inputs get units of their own, and change neither the names nor the digests of others.
 func TestAddInputs(t *testing.T) {
 	a, b, c := input("a", 3), input("b", 30), input("c", 4)
@@ -203,6 +220,13 @@ func TestTasks(t *testing.T) {
 		if len(all) != 40 || all[0] != 0 || all[39] != 39 || len(slices.Compact(all)) != 40 {
 			t.Errorf("%d tasks have units %d", of, all)
 		}
+	}
+}
+
+// The number of tasks may be any integer.
+func TestManyTasks(t *testing.T) {
+	if got := (Task{1, math.MaxInt}).Units(3); !slices.Equal(got, []int{1}) {
+		t.Errorf("units %d, want unit 1", got)
 	}
 }
 
