@@ -119,7 +119,7 @@ func argumentFiles(arg string, include []string) (paths, leftOut []string, err e
 	case arg == "-":
 		return names, nil, nil
 	case err != nil && isURL(arg) && !blob.IsRemote(arg):
-		return nil, nil, fmt.Errorf("%s: is neither a file nor, with --plan, an object such as s3://bucket/web: download it and name the file", arg)
+		return nil, nil, fmt.Errorf("%s: is not in a store that speaks S3, whose URLs begin with s3:// or gs://: download it, or, without --plan, pipe it to standard input", arg)
 	case err != nil && isURL(arg):
 		return nil, nil, fmt.Errorf("%s: prepare reads from a store only with --plan: make a plan, name local files, or pipe the text to standard input", arg)
 	case err != nil && strings.ContainsAny(arg, "*?["):

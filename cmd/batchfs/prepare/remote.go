@@ -59,7 +59,10 @@ func (s *stores) output(file string) (units.Output, string, error) {
 // outputAt returns the output with this path or URL.
 func (s *stores) outputAt(dir string) (units.Output, error) {
 	o, ok := store.Parse(dir)
-	if !ok {
+	switch {
+	case !ok && isURL(dir):
+		return nil, fmt.Errorf("%s: is not in a store that speaks S3, whose URLs begin with s3:// or gs://: use one of these, or a local directory", dir)
+	case !ok:
 		return units.Folder(filepath.Clean(dir)), nil
 	}
 	if o.Bucket == "" {

@@ -430,6 +430,8 @@ func TestPlanRefuses(t *testing.T) {
 		"--plan p.json a.jsonl --by byte --dry-run":              "--dry-run: does not go with a plan",
 		"--plan p.json a.jsonl --by byte --task 0/1":             "--task: leave out the texts",
 		"--plan p.json a.jsonl --by byte --unit-bytes 0":         "--unit-bytes: must be at least 1",
+		"--plan p.json https://example.org/a.jsonl --by byte":    "https://example.org/a.jsonl: is not in a store that speaks S3, whose URLs begin with s3:// or gs://: download it",
+		"--plan hdfs://name/p.json a.jsonl --by byte":            "--plan: hdfs://name/: is not in a store that speaks S3",
 		"--plan p.json - --by byte":                              "-: is not a regular file, so tasks cannot read it",
 		"--plan p.json a.jsonl a.txt --by byte --val-files none": "--val-files none: matches no input",
 		"--plan plan.json a.jsonl --by byte":                     "--plan plan.json: has version 0",
@@ -453,6 +455,10 @@ func TestPlanRefuses(t *testing.T) {
 
 	// An option of a later version may decide tokens.
 	prepared(t, "--plan p.json a.jsonl --by byte")
+	wantError(t, "--plan p.json --task 0/1 --out hdfs://name/dir", "--out: hdfs://name/dir: is not in a store that speaks S3, whose URLs begin with s3:// or gs://")
+	if _, err := os.Stat("hdfs:"); err == nil {
+		t.Error("a URL became a directory")
+	}
 	text, err := os.ReadFile("p.json")
 	testfiles.NoError(t, err)
 	testfiles.NoError(t, os.WriteFile("later.json", bytes.Replace(text, []byte(`"by":`), []byte(`"from":1,"by":`), 1), 0o644))
