@@ -58,6 +58,10 @@ func (r *reader) readArrow(s *stream, pos position) (err error) {
 		if from, err = arrowOfFooter(file, size); err != nil {
 			return invalid(err)
 		}
+		if !spooled { // which has counted all bytes, and Peek those that are read again
+			r.countBytes(-buffered.Buffered())
+			from = io.TeeReader(from, countWriter(r.countBytes))
+		}
 	case isFile:
 		buffered.Discard(8)
 	case bytes.HasPrefix(begin, []byte(tokenfile.FeatherMagic)):

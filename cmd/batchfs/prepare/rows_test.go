@@ -18,6 +18,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/array"
 	"github.com/apache/arrow-go/v18/arrow/ipc"
 	"github.com/apache/arrow-go/v18/arrow/memory"
+	flatbuffers "github.com/google/flatbuffers/go"
 	parquetgo "github.com/parquet-go/parquet-go"
 
 	"batchfs/cmd/batchfs/internal/testfiles"
@@ -233,6 +234,53 @@ func TestPrepareArrowOfPolars(t *testing.T) {
 		broken[i] ^= 0x30
 		testfiles.Write(t, map[string]string{"a.arrow": string(broken)})
 		runPrepare(t.Context(), strings.Fields(args)...)
+	}
+}
+
+// The estimate of --dry-run counts what is read of a file of polars, whose messages are read by
+// their places. The file has those of testdata/polars.arrow, but the record batch many times.
+func TestPrepareDryRunOfPolars(t *testing.T) {
+	raw, err := os.ReadFile("testdata/polars.arrow")
+	testfiles.NoError(t, err)
+	end := len(raw) - 10
+	old := raw[end-int(binary.LittleEndian.Uint32(raw[end:])) : end]
+	footer := &flatbuffers.Table{Bytes: old, Pos: flatbuffers.GetUOffsetT(old)}
+	file := slices.Clone(raw[:end-len(old)])
+	const copies = 2000
+	b := flatbuffers.NewBuilder(0)
+	blocks := func(slot flatbuffers.VOffsetT, copies int) flatbuffers.UOffsetT {
+		block := footer.Vector(flatbuffers.UOffsetT(footer.Offset(slot)))
+		offset, metadata, body := footer.GetInt64(block), footer.GetInt32(block+8), footer.GetInt64(block+16)
+		message := raw[offset:][:int64(metadata)+body]
+		b.StartVector(24, copies, 8)
+		for range copies {
+			b.Prep(8, 24)
+			b.PrependInt64(body)
+			b.Pad(4)
+			b.PrependInt32(metadata)
+			b.PrependInt64(int64(len(file)))
+			file = append(file, message...)
+		}
+		return b.EndVector(copies)
+	}
+	dictionaries, batches := blocks(8, 1), blocks(10, copies)
+	b.StartObject(4)
+	b.PrependUOffsetTSlot(2, dictionaries, 0)
+	b.PrependUOffsetTSlot(3, batches, 0)
+	b.Finish(b.EndObject())
+	file = append(binary.LittleEndian.AppendUint32(append(file, b.FinishedBytes()...), uint32(len(b.FinishedBytes()))), "ARROW1"...)
+	writeFilesHere(t, map[string]string{"a.arrow": string(file), "a.arrow.gz": gzipped(string(file))})
+	for _, name := range []string{"a.arrow", "a.arrow.gz"} {
+		prepared(t, name+" --by byte --val 0 --eot none --force --out out")
+		if n := readManifest(t).Splits["train"].Tokens; n != 9*copies {
+			t.Fatalf("%s has %d tokens, want %d", name, n, 9*copies)
+		}
+		var got float64
+		said := prepared(t, name+" --by byte --dry-run")
+		_, about, _ := strings.Cut(said, "\nabout ")
+		if fmt.Sscanf(about, "%g tokens", &got); got < 0.8*9*copies || got > 1.2*9*copies {
+			t.Errorf("%s of %d bytes: said %q, want about %d tokens", name, len(file), said, 9*copies)
+		}
 	}
 }
 
