@@ -36,10 +36,12 @@ func (r *reader) readParquet(s *stream, pos position) (err error) {
 	if err := r.encoding.selectColumns(schema); err != nil {
 		return err
 	}
-	p := &parquetReader{reader: r, schema: schema, in: s.in, pos: pos, rowBytes: float64(f.Size()) / float64(max(1, f.NumRows()))}
-	if spooled {
-		p.rowBytes = 0 // spool has counted all bytes
+	size := f.Size()
+	if spooled { // and thus all bytes have been counted
+		size = s.in.size()
+		r.countBytes(-int(size))
 	}
+	p := &parquetReader{reader: r, schema: schema, in: s.in, pos: pos, rowBytes: float64(size) / float64(max(1, f.NumRows()))}
 	r.countBytes(p.bytesBefore(pos.Offset))
 	row := int64(0)
 	for i, group := range f.RowGroups() {

@@ -393,9 +393,9 @@ func TestPrepareDryRun(t *testing.T) {
 	testfiles.NoError(t, err)
 	testfiles.NoError(t, w.Close())
 	writeFilesHere(t, map[string]string{"a.jsonl": lines(documents), "small.jsonl": lines(documents[:112]), "a.txt": strings.Join(documents, "\n"), "b/short.txt": "a few words",
-		"a.jsonl.zst": zstandard(even), "a.jsonl.gz": gzipped(even), "a.parquet": parquetOf(t, someDocuments(1500, 300)), "empty.parquet": parquetOf(t, nil),
+		"a.jsonl.zst": zstandard(even), "a.jsonl.gz": gzipped(even), "a.parquet": parquetOf(t, someDocuments(1500, 300)), "a.parquet.gz": gzipped(parquetOf(t, someDocuments(3000, 300))), "empty.parquet": parquetOf(t, nil),
 		"same.parquet": same.String(), "a.arrow": arrowOfTexts(t, someDocuments(1500, 300))})
-	for _, args := range []string{"a.jsonl", "small.jsonl", "a.txt", "b a.txt", "a.txt --eot begin", "a.jsonl.zst", "a.jsonl.gz", "a.parquet", "a.parquet empty.parquet", "same.parquet", "a.arrow"} {
+	for _, args := range []string{"a.jsonl", "small.jsonl", "a.txt", "b a.txt", "a.txt --eot begin", "a.jsonl.zst", "a.jsonl.gz", "a.parquet", "a.parquet.gz", "a.parquet empty.parquet", "same.parquet", "a.arrow"} {
 		var got, n float64
 		os.RemoveAll("out")
 		said := prepared(t, args+" --by pairs --dry-run")
