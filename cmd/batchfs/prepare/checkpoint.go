@@ -78,7 +78,7 @@ func (o *options) startCheckpoint(w *workDir, p *plan) (*checkpoint, error) {
 	if err != nil && !o.force {
 		return nil, err
 	}
-	if _, err := o.staleFiles(p.inputs); err != nil {
+	if _, err := o.staleFiles(p); err != nil {
 		return nil, err
 	}
 	w.hasCheckpoint = false

@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strings"
 	"syscall"
 	"time"
 
@@ -90,7 +89,7 @@ func (o *options) withoutOutput(inputs []*input, args []string) []*input {
 
 // staleFiles returns the token files of an earlier run in DIR. It returns an error if DIR has a
 // file that must not be replaced.
-func (o *options) staleFiles(inputs []*input) ([]string, error) {
+func (o *options) staleFiles(p *plan) ([]string, error) {
 	entries, err := os.ReadDir(o.dir)
 	if err != nil {
 		return nil, fmt.Errorf("--out: %w", err)
@@ -109,7 +108,7 @@ func (o *options) staleFiles(inputs []*input) ([]string, error) {
 		if err != nil {
 			return nil, fmt.Errorf("--out: %w", err)
 		}
-		for _, in := range inputs {
+		for _, in := range p.inputs {
 			if in.info != nil && os.SameFile(in.info, info) {
 				return nil, fmt.Errorf("%s: is both a text and an output file: name the texts one by one, or choose another --out", in.path)
 			}
@@ -117,24 +116,40 @@ func (o *options) staleFiles(inputs []*input) ([]string, error) {
 		switch {
 		case info.IsDir():
 			return nil, fmt.Errorf("%s: is a directory, but a file must be written there: choose another --out", path)
+		case match != nil && !isArray && !old[match[1]] && !slices.Contains(p.singleFiles(), e.Name()):
+			return nil, fmt.Errorf("%s: is not listed in vocab.json, so a mount would mix it with the new files: move it away", path)
 		case !o.force:
 			return nil, fmt.Errorf("%s: already exists: replace it with --force, or choose another --out", path)
-		case isArray:
+		case isArray || match != nil && old[match[1]]:
 			stale = append(stale, e.Name())
-		case match == nil:
-		case old[match[1]]:
-			stale = append(stale, e.Name())
-		case o.settings.ShardTokens > 0 || strings.Contains(match[1], "_"):
-			return nil, fmt.Errorf("%s: is not listed in vocab.json, so a mount would mix it with the new files: move it away", path)
 		}
 	}
 	return stale, nil
 }
 
+// singleFiles returns the names of all token files that are written, unless they are shards.
+func (p *plan) singleFiles() (names []string) {
+	f := outputFormats[p.settings.Format]
+	for i, split := range splits {
+		if p.settings.ShardTokens > 0 || i == valSplit && p.settings.Val == 0 && p.settings.ValFiles == "" {
+			continue
+		}
+		shard := vocabulary.Shard{Name: split + f.extension}
+		if p.encoding.masked {
+			shard.Arrays = []vocabulary.ArrayFile{{File: maskPath(shard.Name)}}
+		}
+		if p.encoding.id != nil {
+			shard.IDs = shard.Name + idsSuffix
+		}
+		names = append(names, f.files(shard)...)
+	}
+	return names
+}
+
 // removedFiles returns the files of an earlier run that publish must remove from DIR, because no
 // new file has the same name.
-func (o *options) removedFiles(work *workDir, inputs []*input) ([]string, error) {
-	stale, err := o.staleFiles(inputs)
+func (o *options) removedFiles(work *workDir, p *plan) ([]string, error) {
+	stale, err := o.staleFiles(p)
 	if err != nil {
 		return nil, err
 	}

@@ -318,7 +318,7 @@ func (o *options) makeFiles(ctx context.Context, p *plan, work *workDir, s *chec
 	if err := create(work.dir, manifestName, func(out *bufio.Writer) error { return manifest.Write(out) }); err != nil {
 		return err
 	}
-	if s.Stale, err = o.removedFiles(work, p.inputs); err != nil {
+	if s.Stale, err = o.removedFiles(work, p); err != nil {
 		return err
 	}
 	s.Complete = true

@@ -353,6 +353,32 @@ func TestPrepareLeavesTheWriterAlone(t *testing.T) {
 }
 
 // A mount never sees shards of two runs as one split.
+// --force refuses token files that it neither writes nor finds in vocab.json, because a mount would
+// serve them together with the new ones.
+func TestPrepareForceMixesNoFiles(t *testing.T) {
+	for args, files := range map[string]string{
+		"--val 0":                           "val.bin val.bin.index val.mask.bin train.npy",
+		"--val 0.1":                         "train.mask.bin val.bin.ids val.ds",
+		"--val 0.1 --format megatron":       "train.bin.index train_1.bin",
+		"--val 0.1 --shard-tokens 100":      "train.bin val.bin train_000001.bin",
+		"--val 0.1 --mask text:1 --id text": "train.ds",
+	} {
+		for name := range strings.FieldsSeq(files) {
+			writeFilesHere(t, map[string]string{"a.jsonl": lines(someDocuments(20, 30)), "out/" + name: "mine"})
+			wantError(t, "a.jsonl --by byte --out out "+args, "out/"+name+": is not listed in vocab.json")
+			wantError(t, "a.jsonl --by byte --force --out out "+args, "out/"+name+": is not listed in vocab.json, so a mount would mix it with the new files: move it away")
+			wantSame(t, filesOf(t, "out"), map[string]string{name: "mine"})
+		}
+	}
+	const args = "a.jsonl --by byte --mask text:1 --id text --out out"
+	writeFilesHere(t, map[string]string{"a.jsonl": lines(someDocuments(20, 30))})
+	prepared(t, args)
+	want := filesOf(t, "out")
+	testfiles.NoError(t, os.Remove("out/vocab.json")) // all files are written again
+	prepared(t, args+" --force")
+	wantSame(t, filesOf(t, "out"), want)
+}
+
 func TestPrepareForceRemovesOldShards(t *testing.T) {
 	useSmallChunks(t, 4<<10, 1<<20)
 	documents := someDocuments(100, 300)
