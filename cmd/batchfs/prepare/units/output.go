@@ -60,17 +60,21 @@ func (f Folder) List(_ context.Context, states bool) (map[string]State, error) {
 		}
 		for _, e := range entries {
 			name := path.Join(dir, e.Name())
-			if !e.Type().IsRegular() {
+			switch {
+			case !e.Type().IsRegular():
 				continue
-			}
-			if files[name] = (State{}); !states {
+			case !states:
+				files[name] = State{}
 				continue
 			}
 			info, err := e.Info()
-			if err != nil {
+			switch {
+			case errors.Is(err, fs.ErrNotExist): // a temporary file of a task
+			case err != nil:
 				return nil, err
+			default:
+				files[name] = StateOf(info)
 			}
-			files[name] = StateOf(info)
 		}
 	}
 	return files, nil

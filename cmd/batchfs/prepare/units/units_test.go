@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -346,4 +347,35 @@ func TestCleanFolder(t *testing.T) {
 			t.Errorf("%s exists: %v, want %v", path, err == nil, left)
 		}
 	}
+}
+
+// A file that vanishes while the directory is listed, as the temporary file of a sidecar does, is
+// no error.
+func TestListDuringTasks(t *testing.T) {
+	out := Folder(t.TempDir())
+	testfiles.NoError(t, out.Make(t.Context()))
+	testfiles.NoError(t, out.Write(t.Context(), Dir+"/sidecar", nil))
+	stop := make(chan struct{})
+	var writer sync.WaitGroup
+	writer.Go(func() {
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			name := out.Path(fmt.Sprintf("%s/.temporary%d", Dir, i%50))
+			os.WriteFile(name, nil, 0o644)
+			os.Remove(name)
+		}
+	})
+	for range 1000 {
+		files, err := out.List(t.Context(), true)
+		if _, ok := files[Dir+"/sidecar"]; err != nil || !ok {
+			t.Errorf("%v, %v", files, err)
+			break
+		}
+	}
+	close(stop)
+	writer.Wait()
 }
