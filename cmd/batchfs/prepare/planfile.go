@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -206,8 +207,11 @@ func (j *jobOptions) readPlan() (*units.Plan, error) {
 func (p *plan) checkPlanned(before []units.Input) error {
 	given := make(map[string]bool, len(p.inputs))
 	for _, in := range p.inputs {
-		if in.readableOnce() {
+		switch {
+		case in.readableOnce():
 			return fmt.Errorf("%s: is not a regular file, so tasks cannot read it: save it to a file first", in.path)
+		case !utf8.ValidString(in.path):
+			return fmt.Errorf("%s: has a name that is not UTF-8, which the JSON of a plan cannot hold: rename it", in.path)
 		}
 		given[in.path] = true
 	}

@@ -421,8 +421,9 @@ func TestPlanHasTheTokenizer(t *testing.T) {
 
 // What cannot be done by tasks is refused, with the reason.
 func TestPlanRefuses(t *testing.T) {
-	writeFilesHere(t, map[string]string{"a.txt": "text", "b.txt": "text", "a.jsonl": lines(someDocuments(3, 20)), "plan.json": "{}"})
+	writeFilesHere(t, map[string]string{"a.txt": "text", "b.txt": "text", "a.jsonl": lines(someDocuments(3, 20)), "plan.json": "{}", "\xff.jsonl": ""})
 	for args, want := range map[string]string{
+		"--plan p.json \xff.jsonl --by byte":                     "\xff.jsonl: has a name that is not UTF-8, which the JSON of a plan cannot hold: rename it",
 		"--plan p.json a.jsonl":                                  "--by char: does not go with --plan, because its tokens depend on all texts, and no task reads them all: choose another tokenizer with --by; to add texts to a plan, give its options again",
 		"--plan p.json a.txt --by byte":                          "a.txt: is a single text, whose end would be val",
 		"--plan p.json a.jsonl --by byte --shard-tokens 100":     "--shard-tokens: does not go with --plan",
@@ -436,7 +437,6 @@ func TestPlanRefuses(t *testing.T) {
 		"--plan p.json a.jsonl a.txt --by byte --val-files none": "--val-files none: matches no input",
 		"--plan plan.json a.jsonl --by byte":                     "--plan plan.json: has version 0",
 		"--plan a.jsonl a.jsonl --by byte":                       "--plan a.jsonl: cannot be read as a plan of prepare: ",
-		"--plan p.json https://a.b/c.jsonl --by byte":            "https://a.b/c.jsonl: is neither a file nor, with --plan, an object",
 		"--plan none.json --task 0/1 --out out":                  "--plan: open none.json: no such file",
 		"--plan p.json --task 1/1 --out out":                     "--task: must be I/N",
 		"--plan p.json --task 0/1":                               "--out: give the directory that all tasks write to",
