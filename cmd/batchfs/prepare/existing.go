@@ -36,6 +36,22 @@ func (o *options) isComplete(p *plan) bool {
 	return true
 }
 
+// hasChangedSince reports whether an input has changed since a run began with this digest of them.
+func (p *plan) hasChangedSince(digest string) bool {
+	var now []*input
+	for _, in := range p.files() {
+		if in.info != nil {
+			info, err := os.Stat(in.path)
+			if err != nil {
+				return true
+			}
+			in = &input{path: in.path, format: in.format, info: info}
+		}
+		now = append(now, in)
+	}
+	return digestInputs(now, true) != digest
+}
+
 // changeTime returns when a file was last written or renamed. The modification time of a copy may
 // be older.
 func changeTime(info os.FileInfo) time.Time {

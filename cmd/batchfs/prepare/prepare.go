@@ -315,6 +315,9 @@ func (o *options) makeFiles(ctx context.Context, p *plan, work *workDir, s *chec
 		eotAt = idsEOTAt(made, w.eotCounts())
 	}
 	manifest := p.manifest(made, eotAt, &s.Notes)
+	if p.hasChangedSince(s.Inputs) {
+		manifest.Run = "" // the same command would have other texts
+	}
 	if err := create(work.dir, manifestName, func(out *bufio.Writer) error { return manifest.Write(out) }); err != nil {
 		return err
 	}

@@ -353,6 +353,32 @@ func TestPrepareLeavesTheWriterAlone(t *testing.T) {
 }
 
 // A mount never sees shards of two runs as one split.
+// An overwritingTokenizer overwrites the text when it encodes the first one.
+type overwritingTokenizer struct{ byteTokenizer }
+
+func (o overwritingTokenizer) NewEncoder() encoder { return o }
+
+func (overwritingTokenizer) Append(tokens []uint32, text []byte) []uint32 {
+	os.WriteFile("a.jsonl", []byte(lines([]string{"new"})), 0o644)
+	return byteTokenizer{}.Append(tokens, text)
+}
+
+// A run is not complete for a text that was changed during the run, after it had been read.
+func TestPrepareIsNotCompleteForNewTexts(t *testing.T) {
+	tokenizers["overwriting"] = func() (tokenizer, error) { return overwritingTokenizer{}, nil }
+	defer delete(tokenizers, "overwriting")
+	writeFilesHere(t, map[string]string{"a.jsonl": lines([]string{"old"})})
+	long := time.Now().Add(-time.Hour)
+	testfiles.NoError(t, os.Chtimes("a.jsonl", long, long))
+	const args = "a.jsonl --by overwriting --val 0 --out out"
+	prepared(t, args)
+	wantError(t, args, "out/train.bin: already exists: replace it with --force")
+	prepared(t, args+" --force")
+	if got := filesOf(t, "out")["train.bin"]; got != "n\x00e\x00w\x00" {
+		t.Errorf("tokens %q, want those of new", got)
+	}
+}
+
 // --force refuses token files that it neither writes nor finds in vocab.json, because a mount would
 // serve them together with the new ones.
 func TestPrepareForceMixesNoFiles(t *testing.T) {
