@@ -149,6 +149,25 @@ func TestPrepareLeavesOut(t *testing.T) {
 	wantError(t, "- --by pairs --val 0 --invalid skip --out out2", "-: is not a regular file, and --invalid skip reads a text twice")
 }
 
+// If documents need fields, --invalid skip leaves out each file with the name of a binary one, even
+// if it has text, which would become a document.
+func TestPrepareLeavesOutTextsWithoutFields(t *testing.T) {
+	const line = `{"text": "a", "id": 1, "input_ids": [5, 6]}` + "\n"
+	writeFilesHere(t, map[string]string{"d/a.jsonl": line, "d/b.doc": "some text", "d/c.bin": "", "only/a.jsonl": line})
+	for _, args := range []string{"--by pairs --mask text:1", "--by pairs --id id", "--by pairs --ids input_ids", "--ids input_ids --vocab-size 10", "--by char --id id"} {
+		args += " --val 0 --invalid skip --force --out "
+		prepared(t, "only "+args+"want")
+		said := prepared(t, "d "+args+"out")
+		if want := "left out because they are not text in UTF-8: 2 documents; the first is d/b.doc\n"; !strings.Contains(said, want) {
+			t.Errorf("%s: said %q, want %q", args, said, want)
+		}
+		got, want := filesOf(t, "out"), filesOf(t, "want")
+		delete(got, "vocab.json")
+		delete(want, "vocab.json")
+		wantSame(t, got, want)
+	}
+}
+
 // A file that is not text is refused by its name or its content, unless --as says how to read it.
 func TestPrepareRefuses(t *testing.T) {
 	const list, object = "[\n {\"text\": \"a\"}]", "{\n \"data\": []\n}"

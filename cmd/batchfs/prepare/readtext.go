@@ -173,6 +173,9 @@ func (r *reader) begin(s *stream, pos *position) (leftOut bool, err error) {
 		pos.Offset = int64(len(byteOrderMark))
 	}
 	switch kind := nonTextContent(s.in, r.buf); {
+	case s.in.format == textFormat && (r.encoding.ids || r.encoding.masked || r.encoding.id != nil):
+		// A text has no fields. Its name is that of a binary file, or checkInputs would refuse it.
+		return true, r.leaveOut(s.in, *pos)
 	case s.decompressor == nil && isCompressedName(s.in.path) && !s.in.asText && !utf8.Valid(r.buf[:runeEnd(r.buf)]):
 		return false, errors.New("is neither gzip nor zstd, and not text: copy or download the file again, or leave it out")
 	case kind == nil:
