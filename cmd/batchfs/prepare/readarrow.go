@@ -58,10 +58,16 @@ func (r *reader) readArrow(s *stream, pos position) (err error) {
 		if from, err = arrowOfFooter(file, size); err != nil {
 			return invalid(err)
 		}
-		if !spooled { // which has counted all bytes, and Peek those that are read again
-			r.countBytes(-buffered.Buffered())
-			from = io.TeeReader(from, countWriter(r.countBytes))
+		counted := buffered.Buffered() // by Peek, of what is read again
+		if spooled {
+			counted = int(s.in.size())
 		}
+		r.countBytes(-counted)
+		read, stored := 0, float64(s.in.size())/float64(size)
+		from = io.TeeReader(from, countWriter(func(n int) {
+			r.countBytes(int(stored*float64(read+n)) - int(stored*float64(read)))
+			read += n
+		}))
 	case isFile:
 		buffered.Discard(8)
 	case bytes.HasPrefix(begin, []byte(tokenfile.FeatherMagic)):

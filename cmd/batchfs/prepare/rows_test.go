@@ -240,6 +240,7 @@ func TestPrepareArrowOfPolars(t *testing.T) {
 // The estimate of --dry-run counts what is read of a file of polars, whose messages are read by
 // their places. The file has those of testdata/polars.arrow, but the record batch many times.
 func TestPrepareDryRunOfPolars(t *testing.T) {
+	useSmallChunks(t, 128, 1<<20)
 	raw, err := os.ReadFile("testdata/polars.arrow")
 	testfiles.NoError(t, err)
 	end := len(raw) - 10
