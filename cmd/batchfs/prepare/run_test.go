@@ -352,7 +352,6 @@ func TestPrepareLeavesTheWriterAlone(t *testing.T) {
 	}
 }
 
-// A mount never sees shards of two runs as one split.
 // An overwritingTokenizer overwrites the text when it encodes the first one.
 type overwritingTokenizer struct{ byteTokenizer }
 
@@ -405,6 +404,7 @@ func TestPrepareForceMixesNoFiles(t *testing.T) {
 	wantSame(t, filesOf(t, "out"), want)
 }
 
+// A mount never sees shards of two runs as one split.
 func TestPrepareForceRemovesOldShards(t *testing.T) {
 	useSmallChunks(t, 4<<10, 1<<20)
 	documents := someDocuments(100, 300)
