@@ -109,7 +109,16 @@ class Process:
     def report(self) -> Report:
         """Waits for the end of the program, and returns why it ended."""
         self.process.wait()
-        return parse_report(os.pread(self._reports.fd, 1 << 20, 0)) or unexplained(self.process, self.log)
+        return self._reported() or unexplained(self.process, self.log)
+
+    def failure(self) -> Report | None:
+        """Waits for the end of the program, and returns why it failed, or None if it succeeded."""
+        # Without the report, a process that ignores SIGCHLD would see only successes: the kernel
+        # keeps no exit statuses for it.
+        return self.report() if self.process.wait() != 0 or self._reported() else None
+
+    def _reported(self) -> Report | None:
+        return parse_report(os.pread(self._reports.fd, 1 << 20, 0))
 
 
 def run(*args: str, stdin: bytes = b"", timeout: float | None = None, directory: str | None = None, path: str = "") -> tuple[bytes, Report | None]:
@@ -126,4 +135,4 @@ def run(*args: str, stdin: bytes = b"", timeout: float | None = None, directory:
             return b"", Report("failed", f"batchfs {args[0]} did not respond within {timeout} seconds")
         finally:
             process.kill()
-    return output, None if process.returncode == 0 else running.report()
+    return output, running.failure()

@@ -1452,6 +1452,15 @@ class TestErrors(Place):
                 piped.read(k)
         self.assertEqual(piped.read(5).x.shape, (B, T))
 
+    def test_ignored_children(self) -> None:
+        """The failures of programs reach a process that ignores SIGCHLD, for which the kernel keeps no exit statuses."""
+        self.addCleanup(signal.signal, signal.SIGCHLD, signal.signal(signal.SIGCHLD, signal.SIG_IGN))
+        piped = batchfs.Piped(["-c", self.config])
+        self.failed("config", 'no split "test"', piped.split, "test")
+        train = piped.split("train")
+        train.info["state"]["seed"] = -1
+        self.assertRaisesRegex(batchfs.Error, "seed was 1337 and is -1", train.steps().load_state_dict, piped.split("train").steps(3).state_dict())
+
     def test_end_of_a_pipe(self) -> None:
         config = self.directory / "data/mixture.toml"
         source = 'name = "a"\ntokens = "train.bin"\nweight = 1\nmax_epochs = 0.1\n'
