@@ -60,10 +60,15 @@ class WorkDirectory:
 
     def publish(self, directory: str, moves: Iterable[tuple[str, str]]) -> None:
         """Gives files their final names. The manifest is first, because a mount rejects token files while others that it lists are missing."""
-        for old, new in moves:
-            old, new = os.path.join(self.path, old), os.path.join(directory, new)
-            if os.path.exists(old) or not os.path.exists(new):  # otherwise it was moved before
-                os.rename(old, new)
+        paths = [(os.path.join(self.path, old), os.path.join(directory, new)) for old, new in moves]
+        # The others were moved before a program was killed. Since then, someone else may have
+        # written files.
+        left = [(old, new) for old, new in paths if os.path.exists(old) or not os.path.lexists(new)]
+        for _, new in left:
+            if os.path.lexists(new):
+                raise _exists(new)
+        for old, new in left:
+            os.rename(old, new)
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(fd)
@@ -138,7 +143,11 @@ def check_free(directory: str) -> None:
     """Raises an error if a directory has token files."""
     for name in sorted(os.listdir(directory)):
         if _TOKEN_FILE.fullmatch(name):
-            raise Error(f"{os.path.join(directory, name)} already exists: move it away, or choose another directory")
+            raise _exists(os.path.join(directory, name))
+
+
+def _exists(path: str) -> Error:
+    return Error(f"{path} already exists: move it away, or choose another directory")
 
 
 def absolute(dir: PathLike) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import fcntl
 import importlib
 import importlib.util
@@ -396,6 +397,27 @@ class TestResume(Case):
                 for i in range(out.documents, 100):
                     out.add(document(i), **arrays(i))
             self.assertEqual(files(directory), files(self.root / "want"))
+
+    def test_files_of_others(self) -> None:
+        """Files that appeared while no program was running are not replaced."""
+        other, rename = self.data / "train.bin", os.rename
+
+        def fail(old: str, new: str) -> None:
+            if Path(new) == other:
+                raise OSError(errno.EIO, "broken")
+            rename(old, new)
+
+        out = batchfs.writer(self.data, vocab_size=9)
+        out.add([1, 2])
+        with mock.patch("os.rename", fail):
+            self.refused("broken: look at the disk, then continue with resume=True", out.close)
+        other.write_bytes(b"precious")
+        for _ in range(2):
+            self.refused(f"{other} already exists: move it away", lambda: batchfs.writer(self.data, vocab_size=9, resume=True))
+        self.assertEqual(other.read_bytes(), b"precious")
+        other.unlink()
+        self.assertEqual(batchfs.writer(self.data, vocab_size=9, resume=True).documents, 1)
+        self.assertEqual(other.read_bytes(), bytes([1, 0, 2, 0]))
 
     def test_kill(self) -> None:
         """A writer that is killed at any moment continues to the same bytes."""
