@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -150,9 +150,9 @@ class _File:
         if os.fstat(self.fd).st_size != size:
             raise OSError(errno.ESTALE, "sequence.bin has another size than info.json says")
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at exit, os may be gone
         if self.fd >= 0:
-            os.close(self.fd)
+            close(self.fd)
 
 
 def reason(path: str) -> Report | None:

@@ -122,12 +122,11 @@ class Mount:
 
     def __init__(self, mountpoint: str, made: bool, args: list[str]) -> None:
         self.mountpoint = mountpoint
-        self._log = Log()
         # The program creates and removes the directory, because this process may be killed at any
         # time.
         own = ["--make-mountpoint"] if made else []
         directory = mountpoint if made else ""
-        process = _start(["--parent", str(os.getpid()), *own, *args, mountpoint], self._log, directory)
+        process, self._log = _start(["--parent", str(os.getpid()), *own, *args, mountpoint], directory)
         self.close: Callable[[], object] = weakref.finalize(self, _unmount, directory, process, os.getpid(), mountpoint)
         """Unmounts, and returns when nothing is mounted, or raises MountError. In a forked process, it does nothing."""
 
@@ -160,10 +159,11 @@ def _info(path: str) -> dict[str, Any]:
         raise MountError(why, kind=failure.kind if failure else "failed") from e
 
 
-def _start(args: list[str], log: Log, directory: str) -> subprocess.Popen[bytes]:
-    """Starts the program and returns when the mount can be read. If it fails, nothing is mounted, and directory, if any, is gone."""
+def _start(args: list[str], directory: str) -> tuple[subprocess.Popen[bytes], Log]:
+    """Starts the program, and returns it and its log when the mount can be read. If it fails, nothing is mounted, and directory, if any, is gone."""
     with contextlib.ExitStack() as files:
         try:
+            log = Log()
             ours, theirs = (files.enter_context(os.fdopen(above_standard(fd), mode)) for fd, mode in zip(os.pipe(), ("rb", "wb")))
             # In a session of its own, the program does not get Ctrl-C, so the trainer can still
             # read while it saves its state.
@@ -181,7 +181,7 @@ def _start(args: list[str], log: Log, directory: str) -> subprocess.Popen[bytes]
             theirs.close()
             report = parse_report(ours.readline()) or unexplained(process, log)
             if report.kind == "ready":
-                return process
+                return process, log
             process.wait()
             raise MountError(report.message, kind=report.kind)
         except BaseException:

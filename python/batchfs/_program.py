@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, cast
 
 from ._errors import MountError
@@ -50,10 +50,12 @@ class Log:
     """The standard error of a program. It is kept in memory, because a full disk would lose it."""
 
     def __init__(self) -> None:
+        self.fd = -1
         self.fd = above_standard(os.memfd_create("batchfs"))
 
-    def __del__(self) -> None:
-        os.close(self.fd)
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at exit, os may be gone
+        if self.fd >= 0:
+            close(self.fd)
 
     def end(self, most: int = 2000) -> str:
         """Returns the last bytes."""

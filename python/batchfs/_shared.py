@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 
@@ -39,9 +40,9 @@ class Shared:
             os.pwrite(self._fd, content.ljust(ctypes.sizeof(Numbers), b"\0"), 0)
         self.numbers = Numbers.from_buffer(mmap.mmap(self._fd, ctypes.sizeof(Numbers)))
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at exit, os may be gone
         if self._fd >= 0:
-            os.close(self._fd)
+            close(self._fd)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Imported here, because only programs with workers need it.

@@ -1007,6 +1007,20 @@ class TestLife(Place):
         self.ends("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM)
         self.ends("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL)
 
+    def test_nothing_is_printed_at_exit(self) -> None:
+        """A process prints nothing at its end, even if something of Python's keeps its global variables."""
+        for opened in ("mount(config=sys.argv[1])", "Piped(['-c', sys.argv[1]])"):
+            process = python(
+                f"""
+                signal.signal(signal.SIGTERM, lambda *_: None)
+                m = batchfs.{opened}
+                steps = m.split('train').steps()
+                next(steps)
+                """,
+                self.config,
+            )
+            self.assertEqual(waiting.end(process), ("", ""))
+
     def test_a_killed_process_leaves_no_directory(self) -> None:
         places = self.directory / "tmp"
         places.mkdir()
@@ -1428,6 +1442,24 @@ class TestErrors(Place):
             call(*args, **settings)
         error = pickle.loads(pickle.dumps(caught.exception))
         self.assertEqual((type(error), error.kind, str(error)), (batchfs.MountError, kind, str(caught.exception)))
+
+    def test_no_descriptors(self) -> None:
+        """A process that may open no more files gets a clear error, and prints nothing else."""
+        code = """
+            import resource
+            resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+            for fd in range(3, 64):
+                os.dup2(2, fd)
+            for fd in range(59, 64):
+                try:
+                    batchfs.mount('data', mountpoint='mnt')
+                except batchfs.MountError as e:
+                    print(e)
+                os.close(fd)
+        """
+        out, err = waiting.end(python(code))
+        self.assertRegex(out, "^(the program could not be started: .* Too many open files.*\n){5}$")
+        self.assertEqual(err, "")
 
     def test_programs_that_report_nothing(self) -> None:
         """A program of another version, and one that was killed, are clear errors."""
