@@ -165,8 +165,7 @@ def _start(args: list[str], directory: str) -> tuple[subprocess.Popen[bytes], Lo
         try:
             log = Log()
             ours, theirs = (files.enter_context(os.fdopen(above_standard(fd), mode)) for fd, mode in zip(os.pipe(), ("rb", "wb")))
-            # In a session of its own, the program does not get Ctrl-C, so the trainer can still
-            # read while it saves its state.
+            # In a session of its own, the program does not get Ctrl-C: see Process.
             process = subprocess.Popen(
                 [program(), "mount", "--status-fd", str(theirs.fileno()), *args],
                 stdin=subprocess.DEVNULL,

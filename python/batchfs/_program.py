@@ -98,6 +98,8 @@ class Process:
         """Starts a command of the program, or of the one at path, in directory if given. Raises OSError, or MountError if there is no program."""
         command, *rest = args
         self.log, self._reports = Log(), Log()
+        # In a session of its own, the program does not get Ctrl-C, so the trainer can still read
+        # while it saves its state.
         self.process = subprocess.Popen(
             [path or program(), command, "--status-fd", str(self._reports.fd), *rest],
             bufsize=0,
@@ -106,6 +108,7 @@ class Process:
             stderr=self.log.fd,
             cwd=directory,
             pass_fds=[self._reports.fd],
+            start_new_session=True,
         )
 
     def report(self) -> Report:

@@ -1143,6 +1143,23 @@ class TestLife(Place):
         waiting.end(process)
         waiting.until("the end of batchfs cat", lambda: state_of(child))
 
+    def test_interrupt(self) -> None:
+        """A trainer that handles Ctrl-C reads on, from a mount and from a pipe."""
+        for opened in ("mount(config=sys.argv[1])", "Piped(['-c', sys.argv[1]])"):
+            process = python(
+                f"""
+                os.setsid()  # the terminal sends the signal to a group of processes
+                signal.signal(signal.SIGINT, lambda *_: print('caught'))
+                with batchfs.{opened} as m:
+                    steps = m.split('train', batch_size=2048).steps(stop=50)
+                    next(steps)
+                    os.killpg(0, signal.SIGINT)
+                    print(len([*steps]))  # more than a pipe holds
+                """,
+                self.config,
+            )
+            self.assertEqual(waiting.end(process), ("caught\n49\n", ""))
+
     def test_program(self) -> None:
         done = subprocess.run(
             [sys.executable, "-m", "batchfs", "version"], cwd=HERE.parents[1], capture_output=True, text=True, check=True, timeout=waiting.LIMIT
