@@ -59,9 +59,12 @@ class FileReader:
 
     def refresh(self, k: int) -> None:
         """Updates info, if the mount has changed what follows batch k - 1."""
-        directory = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        file, directory = self.file, os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            self._compare(directory, k)
+            # A restart changes no batches that were read. But this reader may have read some since
+            # then that info does not describe.
+            is_same = file is not None and os.fstat(file.fd).st_dev == os.fstat(directory).st_dev
+            self._compare(directory, 0 if is_same else k)
         finally:
             os.close(directory)
 
