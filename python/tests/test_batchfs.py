@@ -1279,20 +1279,21 @@ class TestSameSequence(Place):
         """A state has the schedule of the batches that were read, even if the first of them followed a restart."""
         config = self.directory / "data/stages.toml"
 
-        def write(row: int) -> None:
-            sources = "".join(f'[[splits.train.sources]]\nname = "{name}"\ntokens = "train.bin"\n' for name in "ab")
+        def write(row: int, source: str = "") -> None:
+            sources = source.join(f'[[splits.train.sources]]\nname = "{name}"\ntokens = "train.bin"\n' for name in "ba")
             stages = f"[[splits.train.stages]]\nweights = {{a = 1}}\n[[splits.train.stages]]\nfrom_row = {row}\nweights = {{b = 1}}\n"
             config.write_text(f"[batch]\nbatch_size = {B}\nblock_size = {T}\n{sources}{stages}")
 
-        write(300 * B)
+        write(300 * B, "max_epochs = 1\n")  # of b
         with batchfs.mount(config=config) as m:
             train = m.split("train")
             steps = train.steps()
             next(steps)
             write(200 * B)
             self.assertIsNone(run("restart", m.mountpoint, timeout=waiting.LIMIT)[1])
-            self.assertEqual([int(batch.source[0]) for _, batch in itertools.islice(steps, 249)], [0] * 199 + [1] * 50)
+            self.assertEqual([int(batch.source[0]) for _, batch in itertools.islice(steps, 249)], [1] * 199 + [0] * 50)
             self.assertEqual(steps.state_dict(), m.split("train").steps(250).state_dict())
+            self.assertEqual(train.info, m.split("train").info)
             self.assertEqual(train.metrics()["batchfs/stage"], 1)
 
     def test_another_directory(self) -> None:
