@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import os
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -30,15 +31,34 @@ class Numbers(ctypes.Structure):
 class Shared:
     """Numbers that an iterator or a split shares with its copies in the workers of a DataLoader.
 
-    A copy made in any other way, such as with pickle, has its own numbers.
+    A copy made in any other way, such as with pickle or in another forked process, has its own numbers.
     """
+
+    _forked = b""  # what the numbers were at a fork, if the memory may be that of another process
 
     def __init__(self, content: bytes = b"", fd: int = -1) -> None:
         self._fd = fd
-        if fd < 0:
+        self._open(content)
+        _all.add(self)
+
+    def _open(self, content: bytes) -> None:
+        if self._fd < 0:
             self._fd = os.memfd_create("batchfs-shared")
             os.pwrite(self._fd, content.ljust(ctypes.sizeof(Numbers), b"\0"), 0)
-        self.numbers = Numbers.from_buffer(mmap.mmap(self._fd, ctypes.sizeof(Numbers)))
+        self._numbers = Numbers.from_buffer(mmap.mmap(self._fd, ctypes.sizeof(Numbers)))
+
+    @property
+    def numbers(self) -> Numbers:
+        # A forked process learns only after the fork whether it is a worker.
+        if self._forked and worker_info() is None and (content := self.__dict__.pop("_forked", b"")):
+            os.close(self._fd)
+            self._fd = -1
+            self._open(content)
+        return self._numbers
+
+    def begin_in_child(self) -> None:
+        """Is called in a forked process before anything else."""
+        self._forked = bytes(self._numbers)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at exit, os may be gone
         if self._fd >= 0:
@@ -49,10 +69,30 @@ class Shared:
         from multiprocessing.context import get_spawning_popen
         from multiprocessing.reduction import DupFd
 
+        numbers = self.numbers
         if get_spawning_popen() is None:
-            return Shared, (bytes(self.numbers),)
+            return Shared, (bytes(numbers),)
         return _attach, (DupFd(self._fd),)
 
 
 def _attach(duplicate: Any) -> Shared:
     return Shared(fd=duplicate.detach())
+
+
+_all: weakref.WeakSet[Shared] = weakref.WeakSet()
+_inherited: list[weakref.ref[Shared]] = []  # what this process has from the one that forked it
+
+
+def _before_fork() -> None:
+    """Makes sure that a worker gets the numbers of the process that starts it."""
+    for shared in [found for reference in _inherited if (found := reference())]:
+        shared.numbers
+
+
+def _begin_in_child() -> None:
+    _inherited[:] = map(weakref.ref, _all)
+    for shared in _all:
+        shared.begin_in_child()
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_begin_in_child)

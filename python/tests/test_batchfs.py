@@ -646,6 +646,41 @@ class TestForks(Case):
             self.assertEqual(next(steps)[0], 1)
             self.assertTrue(same(next(steps)[1], train[2]))
 
+    def test_workers_of_a_forked_process(self) -> None:
+        """A process is not affected by the workers of a DataLoader in a process that it has forked. They continue the steps of that process."""
+        data = mock.Mock(**{"get_worker_info.return_value": None})
+        context: Any = multiprocessing.get_context("fork")
+        train = self.m.split("train")
+        steps = train.steps(stop=100)
+        next(steps)
+
+        def work(i: int, found: Any) -> None:
+            data.get_worker_info.return_value = mock.Mock(id=i, num_workers=2)
+            found.put(next(iter(steps))[0])
+
+        def evaluate(found: Any) -> None:
+            steps.load_state_dict(train.steps(50).state_dict())
+            workers = [context.Process(target=work, args=(i, found)) for i in range(2)]
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                waiting.join(worker)
+            try:
+                steps.state_dict()
+            except batchfs.Error as e:
+                found.put(str(e))
+
+        with mock.patch.dict(sys.modules, {"torch": mock.Mock(**{"utils.data": data})}):
+            found = context.Queue()
+            child = context.Process(target=evaluate, args=(found,))
+            child.start()
+            self.assertEqual(sorted(waiting.take(found) for _ in range(2)), [50, 51])
+            self.assertRegex(waiting.take(found), "the workers of a DataLoader read these steps")
+            waiting.join(child)
+        self.assertEqual(steps.state_dict()["step"], 1)
+        self.assertEqual(next(steps)[0], 1)
+        self.assertEqual(train.metrics()["batchfs/batches"], 2)
+
     def test_fork_while_a_thread_reads(self) -> None:
         for train in self.both("train"):
             steps, other = train.steps(), self.m.split("train")
