@@ -47,7 +47,7 @@ def resolve_split(
         rank, world = _rank_in(mesh)
     base = name.rstrip("/")
     path = base + "/" + path_settings(settings) if settings else base
-    parts = itertools.takewhile(lambda part: "=" in part, reversed(path.split("/")))
+    parts = itertools.takewhile(lambda part: "=" in part, (part for part in reversed(path.split("/")) if part not in ("", ".")))
     given = {pair.partition("=")[0] for part in parts for pair in part.split(",")}
     if rank is None and not given & {"rank", "world"}:
         rank, world = _process_rank(lambda: is_own and describe(path)["world"] > 1) or (None, None)

@@ -208,6 +208,8 @@ class TestSplit(Case):
                 # Settings in the path take precedence.
                 one = batchfs.split(f"{self.m.mountpoint}/train/rank=0,world=1/order=sequential")
                 self.assertEqual(one.info["world"], 1)
+                for path in ("train/rank=0,world=1/order=sequential", "train/rank=0,world=1//./order=sequential"):
+                    self.assertEqual(self.m.split(path).info["world"], 1)
         self.assertEqual(sorted(set(seen)), [T * i for i in range(3 * B, 6 * B)])
         self.assertRaises(ValueError, lambda: self.m.split("train", rank=1))
 
