@@ -23,14 +23,14 @@ def program() -> str:
         MountError: there is no such program.
     """
     if path := os.environ.get("BATCHFS_PROGRAM"):
-        if not os.access(path, os.X_OK):
-            raise MountError(f"BATCHFS_PROGRAM: {path} is no program")
-        return path
+        # Without a slash, exec would search the PATH.
+        if found := shutil.which(os.path.abspath(path)):
+            return found
+        raise MountError(f"BATCHFS_PROGRAM: {path} is no program")
     user = sysconfig.get_preferred_scheme("user")
     target = os.path.dirname(os.path.dirname(__file__))  # pip install --target
     for scripts in (sysconfig.get_path("scripts"), sysconfig.get_path("scripts", user), os.path.join(target, "bin")):
-        path = os.path.join(scripts, "batchfs")
-        if os.access(path, os.X_OK):
+        if path := shutil.which(os.path.join(scripts, "batchfs")):  # not a directory
             return path
     if path := shutil.which("batchfs"):
         return path

@@ -1559,6 +1559,23 @@ class TestErrors(Place):
                 piped.read(k)
         self.assertEqual(piped.read(5).x.shape, (B, T))
 
+    def test_names_of_programs(self) -> None:
+        """A directory is no program, and a name without a slash is that of a file here, not of one on the PATH."""
+        (self.directory / "bin/batchfs").mkdir(parents=True)
+        here, other = self.script("batchfs", "exit 0"), self.script("other", "exit 0")
+        self.addCleanup(os.chdir, os.getcwd())
+        os.chdir(self.directory)
+        for path in ("bin/batchfs", "none"):
+            with mock.patch.dict(os.environ, {"BATCHFS_PROGRAM": path, "PATH": str(self.directory)}):
+                self.assertRaisesRegex(batchfs.MountError, f"BATCHFS_PROGRAM: {path} is no program", program)
+        os.chdir(self.directory / "data")
+        other.rename("batchfs")
+        with mock.patch.dict(os.environ, {"BATCHFS_PROGRAM": "batchfs", "PATH": str(self.directory)}):
+            self.assertEqual(program(), str(self.directory / "data/batchfs"))
+        with mock.patch.dict(os.environ, {"BATCHFS_PROGRAM": "", "PATH": str(self.directory)}):
+            with mock.patch("sysconfig.get_path", return_value=str(self.directory / "bin")):
+                self.assertEqual(program(), str(here))
+
     def test_ignored_children(self) -> None:
         """The failures of programs reach a process that ignores SIGCHLD, for which the kernel keeps no exit statuses."""
         self.addCleanup(signal.signal, signal.SIGCHLD, signal.signal(signal.SIGCHLD, signal.SIG_IGN))

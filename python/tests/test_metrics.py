@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import json
 import multiprocessing
-import os
 import pickle
 import sys
 import tempfile
@@ -346,5 +345,4 @@ def read_in_child(steps: Any, n: int, queue: Any) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("BATCHFS_PROGRAM", "batchfs")
     unittest.main()
