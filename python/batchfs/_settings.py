@@ -50,7 +50,8 @@ def integer(name: str, value: SupportsIndex, low: int = -(2**63), high: int = 2*
 
 def text(key: str, value: Setting) -> str:
     """Returns the value of a setting in the form that --set takes."""
-    words = value if isinstance(value, str) else json.dumps(_plain(key, value))
+    # TOML has the escapes of JSON, but no pairs of surrogates, and it also demands one for DEL.
+    words = value if isinstance(value, str) else json.dumps(_plain(key, value), ensure_ascii=False).replace("\x7f", r"\u007f")
     if "\0" in words:
         raise ArgumentError(f"{key} must not contain a null character (got {words!r})")
     return words

@@ -390,6 +390,17 @@ class TestArguments(Case):
         with batchfs.mount(config=self.config, batch_size=np.int64(3), set={"batch.seed": np.array(3)}) as m:
             self.assertTrue(same(m.split("train")[7], self.piped.split("train", batch_size=3, seed=3)[7]))
 
+    def test_file_names(self) -> None:
+        """The names of token files may have any characters, alone or in a list."""
+        tokens = Path(self.config).parent / "train.bin"
+        for name in ("é\u2028😀", "a\"\\\n\t\x7fb"):
+            path = tokens.with_name(f"{name}.bin")
+            path.symlink_to(tokens)
+            kinds: list[Any] = [str(path), [str(path)]]
+            for kind in kinds:
+                piped = batchfs.Piped(flags(None, self.config, {}, {"splits.train.tokens": kind}))
+                self.assertEqual(piped.split("train").info["files"], [str(path)])
+
     def test_not_integers(self) -> None:
         for train, m in zip(self.both("train"), (self.m, self.piped)):
             for value in no_integers():
