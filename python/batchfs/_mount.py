@@ -226,6 +226,7 @@ def _clear(process: subprocess.Popen[bytes], directory: str) -> None:
 
 def _mounted_by(pid: int) -> list[str]:
     """Returns the mountpoints of a supervisor, which may be in a moved directory, without touching them."""
-    lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").split("\n")
+    # In text mode, a \r in a name would end a line.
+    lines = os.fsdecode(Path("/proc/self/mountinfo").read_bytes()).split("\n")
     escaped = [line.split(" ")[4] for line in lines if f" - fuse.batchfs batchfs:{pid}:" in line]
     return [re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), place) for place in escaped]

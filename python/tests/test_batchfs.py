@@ -69,7 +69,8 @@ def make_data(directory: Path, tokens: int = 150_000) -> str:
 
 
 def mounts() -> set[str]:
-    return {line.split()[1] for line in Path("/proc/mounts").read_text(errors="surrogateescape").splitlines() if " fuse.batchfs " in line}
+    lines = os.fsdecode(Path("/proc/mounts").read_bytes()).split("\n")
+    return {line.split(" ")[1] for line in lines if " fuse.batchfs " in line}
 
 
 def ended(children: list[int]) -> tuple[bool, list[int]]:
@@ -1449,10 +1450,10 @@ class TestErrors(Place):
 
     def test_nothing_stays_mounted(self) -> None:
         """Whatever happened to the supervisor, nothing is mounted after close, or it raises an error."""
-        parent = self.directory / "a b\\c"
+        parent = self.directory / "a b\\c\r\nd"
         (parent / "mnt").mkdir(parents=True)
         with self.killed(parent / "mnt"):
-            parent.rename(self.directory / "moved d")
+            parent.rename(self.directory / "moved\r\nd e")
         self.assertEqual([place for place in mounts() if place.startswith(str(self.directory))], [])
         with self.killed(self.place), mock.patch.dict(os.environ, {"BATCHFS_PROGRAM": str(self.directory / "none")}):
             pass
