@@ -1466,6 +1466,22 @@ class TestErrors(Place):
         self.assertTrue(self.mounted())
         self.assertIsNone(run("unmount", str(self.place), timeout=waiting.LIMIT)[1])
 
+    @unittest.skipUnless(os.geteuid() == 0, "a namespace of processes needs root")
+    def test_mounts_of_other_containers(self) -> None:
+        """A process with the number of another container's supervisor has not made its mount."""
+        self.need_namespaces()
+        code = """
+            import re
+            from batchfs._mount import _mounted_by
+            pids = re.findall(r'batchfs:([0-9]+):', open('/proc/self/mountinfo').read())
+            print(sys.argv[1] in [place for pid in pids for place in _mounted_by(int(pid))], len(pids) > 0)
+        """
+        container = self.script("container", f'exec unshare --pid --fork --mount-proc {sys.executable} "$@"')
+        with batchfs.mount(config=self.config, mountpoint=self.place):
+            self.assertEqual(waiting.end(python(code, str(self.place))), ("True True\n", ""))
+            with mock.patch.object(sys, "executable", str(container)):
+                self.assertEqual(waiting.end(python(code, str(self.place))), ("False True\n", ""))
+
     def test_killed_before_it_is_ready(self) -> None:
         """If the program is killed between mounting and saying so, nothing stays mounted."""
         silent = self.script("silent", f'command=$1\nshift 3 # with --status-fd\nexec {program()} $command "$@"')
@@ -1680,10 +1696,13 @@ class TestErrors(Place):
         )
         self.assertRegex(out, f"(?i)no space left on device.*set TMPDIR.*name a mountpoint\n\\({B}, {T}\\)\nTrue\n", err)
 
-    def elsewhere(self, code: str, before: str = "true", run: str = "") -> tuple[str, str]:
-        """Returns what Python prints in its own mount namespace, where the shell first runs ``before`` and ``run`` is a prefix of the command."""
+    def need_namespaces(self) -> None:
         if subprocess.run(["unshare", "-m", "true"], capture_output=True, timeout=waiting.LIMIT).returncode != 0:
             self.skipTest("no mount namespace can be made, as in a chroot")
+
+    def elsewhere(self, code: str, before: str = "true", run: str = "") -> tuple[str, str]:
+        """Returns what Python prints in its own mount namespace, where the shell first runs ``before`` and ``run`` is a prefix of the command."""
+        self.need_namespaces()
         program = self.directory / "python"
         program.write_text(f"#!/bin/sh\nexec unshare -m sh -c 'umount -al -t fuse.batchfs; {before}; exec {run} \"$0\" \"$@\"' {sys.executable} \"$@\"\n")
         program.chmod(0o755)
