@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -54,19 +55,22 @@ class FileReader:
             if done != self.size:  # a read of more than a mebibyte may return a part
                 read_rest(lambda to, done: os.preadv(file.fd, to, at + done), buffers, done, self.size)
         except OSError as e:
+            self.refresh(k)  # while an open file shows that it is the same mount
             self.close()  # after a takeover or with new tokens, the file must be opened again
             raise ReadError(self._describe(k, e)) from e
 
     def refresh(self, k: int) -> None:
-        """Updates info, if the mount has changed what follows batch k - 1."""
-        file, directory = self.file, os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            # A restart changes no batches that were read. But this reader may have read some since
-            # then that info does not describe.
-            is_same = file is not None and os.fstat(file.fd).st_dev == os.fstat(directory).st_dev
-            self._compare(directory, 0 if is_same else k)
-        finally:
-            os.close(directory)
+        if "stages" not in self.info:
+            return
+        with contextlib.suppress(OSError, ReadError):  # such as after the mount has ended
+            file, directory = self.file, os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                # A restart changes no batches that were read. But this reader may have read some
+                # since then that info does not describe.
+                is_same = file is not None and os.fstat(file.fd).st_dev == os.fstat(directory).st_dev
+                self._compare(directory, 0 if is_same else k)
+            finally:
+                os.close(directory)
 
     def _open(self, k: int) -> _File:
         # Both files are opened through one descriptor, because something else may be mounted at the

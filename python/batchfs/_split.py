@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, overload
 
 from ._batch import Array, Batch, BatchBuffer, layouts
-from ._errors import ArgumentError, ReadError
+from ._errors import ArgumentError
 from ._meter import Meter, clock
 from ._settings import integer
 from ._state import MAX_BATCHES
@@ -27,7 +26,7 @@ class Reader(Protocol):
         ...
 
     def refresh(self, k: int) -> None:
-        """Updates the info of the split, if a restart of the mount changed what follows batch k - 1. Raises ReadError or OSError."""
+        """Updates the info of the split, if it can and if a restart of the mount changed what follows batch k - 1."""
         ...
 
     def close(self) -> None:
@@ -147,13 +146,12 @@ class Split(Sequence[Batch[Array]]):
         Raises:
             Error: the workers of a DataLoader have read from the split, so this process does not know how long its loop waits.
         """
-        if "stages" in self.info:
-            with contextlib.suppress(ReadError, OSError):
-                self.reader.refresh(self.meter.last + 1)
+        self.reader.refresh(self.meter.last + 1)
         return self.meter.take()
 
     def close(self) -> None:
         """Closes open files. Reading opens them again."""
+        self.reader.refresh(self.meter.last + 1)
         self.reader.close()
 
     def __getstate__(self) -> dict[str, Any]:

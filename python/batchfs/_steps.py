@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
 from ._batch import Array, Batch, BufferPool
-from ._errors import Error, ReadError
+from ._errors import Error
 from ._lock import Locked
 from ._meter import clock
 from ._settings import integer
@@ -140,10 +139,7 @@ class StepIterator(Locked):
                 "the workers of a DataLoader read these steps, and this process does not know how far they are: use torchdata's StatefulDataLoader "
                 "and save its state_dict(), or save the number of the last batch that the loop got and resume with steps(number + 1)"
             )
-        if "stages" in self.split.info:
-            # A state can be saved after the mount has ended.
-            with contextlib.suppress(ReadError, OSError):
-                self.split.reader.refresh(self.step)
+        self.split.reader.refresh(self.step)
         return state_at(self.split.info, self.step)
 
     def metrics(self) -> dict[str, float]:

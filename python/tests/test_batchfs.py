@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import importlib
 import importlib.util
 import itertools
@@ -66,6 +67,13 @@ def make_data(directory: Path, tokens: int = 150_000) -> str:
         layout = "rows"
     """)
     return str(config)
+
+
+def write_stages(config: Path, row: int, source: str = "") -> None:
+    """Writes a config.toml with a split whose rows come from source a and, from a row on, from b. source has more keys of b."""
+    sources = source.join(f'[[splits.train.sources]]\nname = "{name}"\ntokens = "train.bin"\n' for name in "ba")
+    stages = f"[[splits.train.stages]]\nweights = {{a = 1}}\n[[splits.train.stages]]\nfrom_row = {row}\nweights = {{b = 1}}\n"
+    config.write_text(f"[batch]\nbatch_size = {B}\nblock_size = {T}\n{sources}{stages}")
 
 
 def mounts() -> set[str]:
@@ -1327,23 +1335,35 @@ class TestSameSequence(Place):
     def test_changed_schedule(self) -> None:
         """A state has the schedule of the batches that were read, even if the first of them followed a restart."""
         config = self.directory / "data/stages.toml"
-
-        def write(row: int, source: str = "") -> None:
-            sources = source.join(f'[[splits.train.sources]]\nname = "{name}"\ntokens = "train.bin"\n' for name in "ba")
-            stages = f"[[splits.train.stages]]\nweights = {{a = 1}}\n[[splits.train.stages]]\nfrom_row = {row}\nweights = {{b = 1}}\n"
-            config.write_text(f"[batch]\nbatch_size = {B}\nblock_size = {T}\n{sources}{stages}")
-
-        write(300 * B, "max_epochs = 1\n")  # of b
+        write_stages(config, 300 * B, "max_epochs = 1\n")  # of b
         with batchfs.mount(config=config) as m:
             train = m.split("train")
             steps = train.steps()
             next(steps)
-            write(200 * B)
+            write_stages(config, 200 * B)
             self.assertIsNone(run("restart", m.mountpoint, timeout=waiting.LIMIT)[1])
             self.assertEqual([int(batch.source[0]) for _, batch in itertools.islice(steps, 249)], [1] * 199 + [0] * 50)
             self.assertEqual(steps.state_dict(), m.split("train").steps(250).state_dict())
             self.assertEqual(train.info, m.split("train").info)
             self.assertEqual(train.metrics()["batchfs/stage"], 1)
+
+    def test_reopened_after_a_restart(self) -> None:
+        """A reader whose file is closed, or fails, continues with the schedule of the batches that it has read."""
+        config = self.directory / "data/stages.toml"
+        write_stages(config, 300 * B)
+        with batchfs.mount(config=config) as m:
+            splits = [m.split("train") for _ in range(2)]
+            for train in splits:
+                train.read(0)
+            write_stages(config, 200 * B)
+            self.assertIsNone(run("restart", m.mountpoint, timeout=waiting.LIMIT)[1])
+            for train in splits:
+                train.read(250)
+            splits[0].close()
+            with mock.patch("os.preadv", side_effect=OSError(errno.ETIMEDOUT, "late")):
+                self.assertRaisesRegex(batchfs.ReadError, "late", splits[1].read, 250)
+            for train in splits:
+                self.assertEqual(int(train.read(251).source[0]), 0)
 
     def test_another_directory(self) -> None:
         """Relative paths refer to the directory in which a mount or a pipe was opened."""
