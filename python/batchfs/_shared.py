@@ -31,10 +31,10 @@ class Numbers(ctypes.Structure):
 class Shared:
     """Numbers that an iterator or a split shares with its copies in the workers of a DataLoader.
 
-    A copy made in any other way, such as with pickle or in another forked process, has its own numbers.
+    A copy made in any other way, such as with pickle or in another forked or spawned process, has its own numbers.
     """
 
-    _forked = b""  # what the numbers were at a fork, if the memory may be that of another process
+    _inherited = b""  # what the numbers were at first, if the memory may be that of another process
 
     def __init__(self, content: bytes = b"", fd: int = -1) -> None:
         self._fd = fd
@@ -49,16 +49,17 @@ class Shared:
 
     @property
     def numbers(self) -> Numbers:
-        # A forked process learns only after the fork whether it is a worker.
-        if self._forked and worker_info() is None and (content := self.__dict__.pop("_forked", b"")):
+        # A process learns only after it has begun whether it is a worker.
+        if self._inherited and worker_info() is None and (content := self.__dict__.pop("_inherited", b"")):
             os.close(self._fd)
             self._fd = -1
             self._open(content)
         return self._numbers
 
     def begin_in_child(self) -> None:
-        """Is called in a forked process before anything else."""
-        self._forked = bytes(self._numbers)
+        """Is called in a forked or spawned process before anything else."""
+        self._inherited = bytes(self._numbers)
+        _all_inherited.append(weakref.ref(self))
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at exit, os may be gone
         if self._fd >= 0:
@@ -76,21 +77,23 @@ class Shared:
 
 
 def _attach(duplicate: Any) -> Shared:
-    return Shared(fd=duplicate.detach())
+    shared = Shared(fd=duplicate.detach())
+    shared.begin_in_child()
+    return shared
 
 
 _all: weakref.WeakSet[Shared] = weakref.WeakSet()
-_inherited: list[weakref.ref[Shared]] = []  # what this process has from the one that forked it
+_all_inherited: list[weakref.ref[Shared]] = []  # what this process has from the one that started it
 
 
 def _before_fork() -> None:
     """Makes sure that a worker gets the numbers of the process that starts it."""
-    for shared in [found for reference in _inherited if (found := reference())]:
+    for shared in [found for reference in _all_inherited if (found := reference())]:
         shared.numbers
 
 
 def _begin_in_child() -> None:
-    _inherited[:] = map(weakref.ref, _all)
+    _all_inherited.clear()
     for shared in _all:
         shared.begin_in_child()
 

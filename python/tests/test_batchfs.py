@@ -703,6 +703,28 @@ class TestForks(Case):
         self.assertEqual(next(steps)[0], 1)
         self.assertEqual(train.metrics()["batchfs/batches"], 2)
 
+    def test_states_of_other_processes(self) -> None:
+        """The workers of a process do not begin at a state that another one has loaded."""
+        train = self.m.split("train")
+        steps = train.steps(stop=100)
+        next(steps)
+
+        def work(found: Any) -> None:
+            found.put(next(iter(steps))[0])
+
+        for method in ("fork", "spawn"):
+            other: Any = multiprocessing.get_context(method)
+            child = other.Process(target=steps.load_state_dict, args=(train.steps(50).state_dict(),), daemon=True)
+            child.start()
+            waiting.join(child)
+            data = mock.Mock(**{"get_worker_info.return_value": mock.Mock(id=0, num_workers=1)})
+            with mock.patch.dict(sys.modules, {"torch": mock.Mock(**{"utils.data": data})}):
+                found: Any = multiprocessing.get_context("fork").Queue()
+                worker = waiting.forked(work, found)
+                self.assertEqual(waiting.take(found), 1, method)
+                waiting.join(worker)
+            steps.load_state_dict(train.steps(1).state_dict())
+
     def test_fork_while_a_thread_reads(self) -> None:
         for train in self.both("train"):
             steps, other = train.steps(), self.m.split("train")
