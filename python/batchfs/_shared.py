@@ -34,6 +34,8 @@ class Shared:
     A copy made in any other way, such as with pickle or in another forked or spawned process, has its own numbers.
     """
 
+    memory: Numbers  # the numbers, perhaps those of the process that started this one
+
     _inherited = b""  # what the numbers were at first, if the memory may be that of another process
 
     def __init__(self, content: bytes = b"", fd: int = -1) -> None:
@@ -45,7 +47,7 @@ class Shared:
         if self._fd < 0:
             self._fd = os.memfd_create("batchfs-shared")
             os.pwrite(self._fd, content.ljust(ctypes.sizeof(Numbers), b"\0"), 0)
-        self._numbers = Numbers.from_buffer(mmap.mmap(self._fd, ctypes.sizeof(Numbers)))
+        self.memory = Numbers.from_buffer(mmap.mmap(self._fd, ctypes.sizeof(Numbers)))
 
     @property
     def numbers(self) -> Numbers:
@@ -54,11 +56,11 @@ class Shared:
             os.close(self._fd)
             self._fd = -1
             self._open(content)
-        return self._numbers
+        return self.memory
 
     def begin_in_child(self) -> None:
         """Is called in a forked or spawned process before anything else."""
-        self._inherited = bytes(self._numbers)
+        self._inherited = bytes(self.memory)
         _all_inherited.append(weakref.ref(self))
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at exit, os may be gone

@@ -670,19 +670,17 @@ class TestForks(Case):
 
     def test_workers_of_a_forked_process(self) -> None:
         """A process is not affected by the workers of a DataLoader in a process that it has forked. They continue the steps of that process."""
-        data = mock.Mock(**{"get_worker_info.return_value": None})
         context: Any = multiprocessing.get_context("fork")
         train = self.m.split("train")
         steps = train.steps(stop=100)
         next(steps)
 
-        def work(i: int, found: Any) -> None:
-            data.get_worker_info.return_value = mock.Mock(id=i, num_workers=2)
+        def work(found: Any) -> None:
             found.put(next(iter(steps))[0])
 
         def evaluate(found: Any) -> None:
             steps.load_state_dict(train.steps(50).state_dict())
-            workers = [context.Process(target=work, args=(i, found)) for i in range(2)]
+            workers = [context.Process(target=waiting.as_worker, args=(i, 2, work, found)) for i in range(2)]
             for worker in workers:
                 worker.start()
             for worker in workers:
@@ -692,13 +690,12 @@ class TestForks(Case):
             except batchfs.Error as e:
                 found.put(str(e))
 
-        with mock.patch.dict(sys.modules, {"torch": mock.Mock(**{"utils.data": data})}):
-            found = context.Queue()
-            child = context.Process(target=evaluate, args=(found,))
-            child.start()
-            self.assertEqual(sorted(waiting.take(found) for _ in range(2)), [50, 51])
-            self.assertRegex(waiting.take(found), "the workers of a DataLoader read these steps")
-            waiting.join(child)
+        found = context.Queue()
+        child = context.Process(target=evaluate, args=(found,))
+        child.start()
+        self.assertEqual(sorted(waiting.take(found) for _ in range(2)), [50, 51])
+        self.assertRegex(waiting.take(found), "the workers of a DataLoader read these steps")
+        waiting.join(child)
         self.assertEqual(steps.state_dict()["step"], 1)
         self.assertEqual(next(steps)[0], 1)
         self.assertEqual(train.metrics()["batchfs/batches"], 2)
@@ -717,12 +714,10 @@ class TestForks(Case):
             child = other.Process(target=steps.load_state_dict, args=(train.steps(50).state_dict(),), daemon=True)
             child.start()
             waiting.join(child)
-            data = mock.Mock(**{"get_worker_info.return_value": mock.Mock(id=0, num_workers=1)})
-            with mock.patch.dict(sys.modules, {"torch": mock.Mock(**{"utils.data": data})}):
-                found: Any = multiprocessing.get_context("fork").Queue()
-                worker = waiting.forked(work, found)
-                self.assertEqual(waiting.take(found), 1, method)
-                waiting.join(worker)
+            found: Any = multiprocessing.get_context("fork").Queue()
+            worker = waiting.forked(waiting.as_worker, 0, 1, work, found)
+            self.assertEqual(waiting.take(found), 1, method)
+            waiting.join(worker)
             steps.load_state_dict(train.steps(1).state_dict())
 
     def test_fork_while_a_thread_reads(self) -> None:

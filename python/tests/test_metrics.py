@@ -301,6 +301,22 @@ class TestMetrics(waiting.MountedCase):
             self.assertEqual(pickle.loads(pickle.dumps(train)).metrics()["batchfs/batches"], 0)
             self.assertEqual(train.metrics()["batchfs/batches"], 1)
 
+    def test_after_workers(self) -> None:
+        """Copies in other processes begin at 0, whatever workers of a DataLoader have read before."""
+        train = self.m.split("plain")
+        waiting.join(waiting.forked(waiting.as_worker, 0, 1, train.read, 0))
+        self.assertRaisesRegex(batchfs.Error, "time the loader", train.metrics)
+        for method in ("fork", "spawn"):
+            context: Any = multiprocessing.get_context(method)
+            queue = context.Queue()
+            child = context.Process(target=read_in_child, args=(train.steps(), 2, queue), daemon=True)
+            child.start()
+            before, after = waiting.take(queue)
+            waiting.join(child)
+            self.assertEqual((before["batchfs/batches"], after["batchfs/batches"]), (0, 4))
+        self.assertEqual(pickle.loads(pickle.dumps(train)).metrics()["batchfs/batches"], 0)
+        self.assertRaisesRegex(batchfs.Error, "time the loader", train.metrics)
+
     @unittest.skipUnless(has_torch, "no torch")
     def test_workers(self) -> None:
         """If DataLoader workers read a split, the process of the loop has no metrics, and the error says how to time the loader."""

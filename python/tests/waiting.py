@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
+from unittest import mock
 
 PACKAGE = str(Path(__file__).resolve().parents[1])
 sys.path.insert(0, PACKAGE)
@@ -180,3 +181,9 @@ def forked(call: Callable[..., object], *args: Any) -> Any:
     process = context.Process(target=call, args=args, daemon=True)
     process.start()
     return process
+
+
+def as_worker(i: int, n: int, call: Callable[..., object], *args: Any) -> None:
+    """Calls a function as worker i of n of a DataLoader, in a process that ends then."""
+    sys.modules["torch"] = mock.Mock(**{"utils.data.get_worker_info.return_value": mock.Mock(id=i, num_workers=n)})
+    call(*args)
