@@ -169,7 +169,7 @@ def reason(path: str) -> Report | None:
 
     The program uses the settings of the mount without touching the mount, which may hang.
     """
-    return run("cat", path, "--format", "info", timeout=_DESCRIBE_LIMIT)[1]
+    return run("cat", "--format", "info", "--", path, timeout=_DESCRIBE_LIMIT)[1]
 
 
 def hint(number: int | None) -> str:

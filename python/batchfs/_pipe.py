@@ -46,12 +46,12 @@ class Piped:
             MountError: the token files or the settings are wrong.
         """
         path, info = resolve_split(name, rank, world, mesh, settings, self._info)
-        reader = PipeReader([path, *self._flags], self._directory, info)
+        reader = PipeReader(path, self._flags, self._directory, info)
         self._readers.add(reader)
         return Split(info, reader, self)
 
     def _info(self, path: str) -> dict[str, Any]:
-        text, failure = run("cat", path, "--format", "info", *self._flags, directory=self._directory)
+        text, failure = run("cat", "--format", "info", *self._flags, "--", path, directory=self._directory)
         if failure:
             raise MountError(failure.message, kind=failure.kind)
         return parse_info(path, text)
@@ -74,14 +74,15 @@ class PipeReader(Locked):
     A restarted program fails unless its sequence is still the one that info describes.
     """
 
-    def __init__(self, args: list[str], directory: str, info: dict[str, Any]) -> None:
+    def __init__(self, path: str, flags: list[str], directory: str, info: dict[str, Any]) -> None:
         super().__init__()  # the lock lets one thread read at a time
         arrays = layouts(info)
         self.size = sum(p.end - p.start for p in arrays)
         # x and y alone need no header.
         self.header = 0 if [p.name for p in arrays] in (["x", "y"], ["tokens"], ["rows"]) else HEADER
         output = "safetensors" if self.header else "raw"
-        self.args = ["cat", *args, "--count", "0", "--format", output, "--identity", info["identity"]]
+        self.args = ["cat", "--count", "0", "--format", output, "--identity", info["identity"], *flags]
+        self.path = path
         self.directory = directory
         self.cat: _Cat | None = None
 
@@ -91,7 +92,7 @@ class PipeReader(Locked):
         with self.lock:
             if self.cat is None or self.cat.parent != os.getpid() or not 0 <= k - self.cat.next <= _SKIP:
                 self._end()
-                self.cat = _Cat([*self.args, "--from", str(k)], k, self.directory)
+                self.cat = _Cat([*self.args, "--from", str(k), "--", self.path], k, self.directory)
             try:
                 while self.cat.next <= k:
                     self.cat.read(to, self.header + self.size)

@@ -323,6 +323,11 @@ class TestSplit(Case):
                 with self.assertRaisesRegex(batchfs.ReadError, r"is a batchfs mounted there\?$"):
                     reader.fill(0, [])
 
+    def test_name_like_a_flag(self) -> None:
+        tokens = Path(self.config).parent / "train.bin"
+        with batchfs.Piped(["-c", self.config, "--set", f"splits.-a.tokens={tokens}"]) as piped:
+            self.assertTrue(same(piped.split("-a", order="sequential")[3], self.piped.split("train", order="sequential")[3]))
+
     def test_existing_mount(self) -> None:
         train = batchfs.split(f"{self.m.mountpoint}/train", order="shuffle", seed=7)
         self.assertTrue(same(train[3], self.piped.split("train", order="shuffle", seed=7)[3]))
