@@ -21,7 +21,6 @@ import (
 
 	"batchfs/internal/failure"
 	"batchfs/internal/fdpass"
-	"batchfs/internal/printable"
 )
 
 const fsType = "fuse.batchfs"
@@ -124,9 +123,6 @@ func openMountpoint(mountpoint string) (dir *os.File, err error) {
 	case errors.Is(err, unix.ENOENT):
 		return nil, fmt.Errorf("mountpoint %s does not exist; create it with: mkdir -p %[1]s", mountpoint)
 	case errors.Is(err, unix.ENOTDIR):
-		if target, err := os.Readlink(mountpoint); err == nil {
-			return nil, fmt.Errorf("mountpoint %s is a broken symbolic link, to %s; it must lead to an empty directory", mountpoint, printable.Name(target))
-		}
 		return nil, fmt.Errorf("mountpoint %s is a file; it must be an empty directory", mountpoint)
 	case err != nil:
 		return nil, fmt.Errorf("mountpoint %s: %w", mountpoint, err)

@@ -1515,7 +1515,7 @@ class TestErrors(Place):
         code = """
             import re
             from batchfs._mount import _mounted_by
-            pids = re.findall(r'batchfs:([0-9]+):', open('/proc/self/mountinfo').read())
+            pids = re.findall(rb'batchfs:([0-9]+):', open('/proc/self/mountinfo', 'rb').read())
             print(sys.argv[1] in [place for pid in pids for place in _mounted_by(int(pid))], len(pids) > 0)
         """
         container = self.script("container", f'exec unshare --pid --fork --mount-proc {sys.executable} "$@"')

@@ -45,7 +45,7 @@ func TestRejected(t *testing.T) {
 			"--set", "batch.start=5"), "mnt", failure.Data, "splits.train: cannot read a batch: " + inDir("wide.bin") + ": token 65536 is 65536, which dtype uint16 cannot hold"},
 		{"inside the mountpoint", tokensFlags("inside/train.bin"), "inside", failure.Mountpoint, "is not empty (it holds train.bin)"},
 		{"mountpoint missing", tokensFlags("good.bin"), "none", failure.Mountpoint, "does not exist; create it with: mkdir -p"},
-		{"mountpoint a broken link", tokensFlags("good.bin"), "broken", failure.Mountpoint, "is a broken symbolic link, to nowhere"},
+		{"mountpoint a broken link", tokensFlags("good.bin"), "broken", failure.Mountpoint, "/nowhere does not exist; create it with: mkdir -p"},
 		{"mountpoint a file", tokensFlags("good.bin"), "file", failure.Mountpoint, "is a file; it must be an empty directory"},
 		{"mountpoint not empty", tokensFlags("good.bin"), "full", failure.Mountpoint, "is not empty (it holds file)"},
 		{"syntax", []string{"-c", inDir("broken.toml")}, "mnt", failure.Config, "broken.toml:2: "},
