@@ -94,6 +94,26 @@ func realPath(path string) (string, error) {
 	return filepath.Abs(real)
 }
 
+// resolveParents returns a path that filepath.Clean does not make lead to another file: if link is a
+// symbolic link to a directory, link/.. is not the directory of link.
+func resolveParents(path string) string {
+	i := strings.LastIndex(path+"/", "/../")
+	if i < 0 {
+		return path
+	}
+	parent := path[:i+len("/..")]
+	real, err := filepath.EvalSymlinks(parent)
+	if err != nil {
+		return path
+	}
+	meant, errMeant := os.Stat(parent)
+	cleaned, errCleaned := os.Stat(filepath.Clean(parent))
+	if errMeant == nil && errCleaned == nil && os.SameFile(meant, cleaned) {
+		return path
+	}
+	return real + path[len(parent):]
+}
+
 // statInput calls os.Stat, which follows symbolic links. If the path contains a link whose target
 // does not exist, the error names the link and the target, and is not fs.ErrNotExist.
 func statInput(path string) (fs.FileInfo, error) {
@@ -112,6 +132,7 @@ func statInput(path string) (fs.FileInfo, error) {
 // argumentFiles returns the paths of the files that an argument selects, itself or through its
 // directories, and the paths of the side files that were left out.
 func argumentFiles(arg string, include []string) (paths, leftOut []string, err error) {
+	arg = resolveParents(arg)
 	names := []string{arg}
 	// An existing name is not a pattern, even if it contains * or [.
 	_, err = os.Lstat(arg)

@@ -63,7 +63,7 @@ func (s *stores) outputAt(dir string) (units.Output, error) {
 	case !ok && isURL(dir):
 		return nil, fmt.Errorf("%s: is not in a store that speaks S3, whose URLs begin with s3:// or gs://: use one of these, or a local directory", dir)
 	case !ok:
-		return units.Folder(filepath.Clean(dir)), nil
+		return units.Folder(filepath.Clean(resolveParents(dir))), nil
 	}
 	if o.Bucket == "" {
 		return nil, fmt.Errorf("%s: name a bucket, as in %s://bucket/tokens", dir, o.Scheme)
