@@ -69,7 +69,7 @@ func (f *File) readAdvised(ranges []Range, visit func(int, []byte) error) error 
 	}
 	defer m.release()
 	f.opts.Maps.Mapped.Add(1)
-	for chunk := range slices.Chunk(ranges, maxRanges) {
+	for chunk := range slices.Chunk(ranges, rangesPerMapping) {
 		if err = f.visitKept(m, chunk, visit); err != nil {
 			break
 		}

@@ -14,11 +14,11 @@ import (
 )
 
 const (
-	// maxRanges is how many ranges are mapped at a time. A page fault may map up to faultAround
-	// bytes around it (the kernel's fault_around_bytes), so each range keeps less than
+	// rangesPerMapping limits the ranges that are mapped at a time. A page fault may map up to
+	// faultAround bytes around it (the kernel's fault_around_bytes), so each range keeps less than
 	// 2*faultAround bytes resident besides its own.
-	maxRanges   = 256
-	faultAround = 64 << 10
+	rangesPerMapping = 256
+	faultAround      = 64 << 10
 	// maxCopied is the largest range whose pages are copied, in bytes. Copying such a range is
 	// cheaper than also mapping the pages around it, unless ranges lie so close together that those
 	// pages are needed too.

@@ -82,7 +82,7 @@ func (f *File) visitRemapped(fd int, ranges []Range, visit func(int, []byte) err
 	defer remapping.Unlock()
 	willNeed(fd, ranges)
 	visited := 0
-	for chunk := range slices.Chunk(ranges, maxRanges) {
+	for chunk := range slices.Chunk(ranges, rangesPerMapping) {
 		err := f.visitWhole(fd, chunk, visit)
 		if unmapped, ok := err.(unmappedError); ok {
 			f.recordUnmapped(unmapped)
