@@ -35,8 +35,11 @@ func FormatBytes(n int64) string {
 	if n < 1000 {
 		return fmt.Sprintf("%d bytes", n)
 	}
-	power := int(math.Log10(float64(n))+1e-9) / 3
-	return fmt.Sprintf("%.1f %cB", float64(n)/math.Pow(1000, float64(power)), units[power-1])
+	value, power := float64(n)/1000, 0
+	for value >= 999.95 { // %.1f rounds it to 1000.0
+		value, power = value/1000, power+1
+	}
+	return fmt.Sprintf("%.1f %cB", value, units[power])
 }
 
 // Plural returns n followed by the singular or the plural of a noun.

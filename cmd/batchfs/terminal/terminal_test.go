@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"io"
+	"math"
 	"testing"
 	"testing/synctest"
 )
@@ -34,6 +35,17 @@ func TestProgressInLines(t *testing.T) {
 			p.Finish()
 		}
 	})
+}
+
+func TestFormatBytes(t *testing.T) {
+	for n, want := range map[int64]string{
+		0: "0 bytes", 999: "999 bytes", 1000: "1.0 kB", 999_949: "999.9 kB", 999_950: "1.0 MB", 999_999: "1.0 MB", 1_000_000: "1.0 MB",
+		999_949_999: "999.9 MB", 999_950_000: "1.0 GB", 999_999_999_999_999: "1.0 PB", 999_999_999_999_999_999: "1.0 EB", math.MaxInt64: "9.2 EB",
+	} {
+		if got := FormatBytes(n); got != want {
+			t.Errorf("%d bytes are shown as %s, want %s", n, got, want)
+		}
+	}
 }
 
 func TestBar(t *testing.T) {
