@@ -32,9 +32,16 @@ func recordCacheUse(o blocks.Options, to *state.Gauges) {
 		}
 		var disk unix.Statfs_t
 		if unix.Statfs(o.Dir, &disk) == nil {
-			to.CacheFree.Store(int64(disk.Bavail) * disk.Bsize)
-			to.CacheDisk.Store(int64(disk.Blocks) * disk.Bsize)
+			free, size := diskSpace(&disk)
+			to.CacheFree.Store(free)
+			to.CacheDisk.Store(size)
 		}
 		time.Sleep(max(5*time.Second, 100*time.Since(began)))
 	}
+}
+
+// diskSpace returns the free space and the size of a file system, in bytes.
+func diskSpace(disk *unix.Statfs_t) (free, size int64) {
+	// Frsize is the unit of both numbers. On some network file systems, it is not Bsize.
+	return int64(disk.Bavail) * disk.Frsize, int64(disk.Blocks) * disk.Frsize
 }
