@@ -260,7 +260,13 @@ func (q *Sequence) BatchOf(row uint64) (k uint64, rank, j int) {
 
 // RowsOf returns how many rows of batch k come from a source.
 func (q *Sequence) RowsOf(source int, k uint64) uint64 {
-	return q.schedule.before(source, q.ScheduleRow(k, q.BatchSize)) - q.schedule.before(source, q.ScheduleRow(k, 0))
+	// The row after the last batch may not fit into a uint64.
+	last := q.ScheduleRow(k, q.BatchSize-1)
+	n := q.schedule.before(source, last) - q.schedule.before(source, q.ScheduleRow(k, 0))
+	if lastSource, _ := q.schedule.sourceOf(last); lastSource == source {
+		n++
+	}
+	return n
 }
 
 // Start returns the source of row j of batch k, and which of the source's starts the row has: see

@@ -106,6 +106,16 @@ func TestRanksHaveTheRowsOfTheSources(t *testing.T) {
 	}
 }
 
+// The row after the last batch need not fit into a uint64.
+func TestRowsOfTheLastBatch(t *testing.T) {
+	q, err := New(stubSources(array.Uint16, []int64{200}, []int64{90}), Settings{Name: "train", BatchSize: MaxRows / 2, BlockSize: 8, DType: Native,
+		Layout: XY, Order: Random, World: 2, Rank: 1, Weights: []float64{3, 1}})
+	must(t, err)
+	if a, b := q.RowsOf(0, MaxBatches-1), q.RowsOf(1, MaxBatches-1); a != MaxRows/8*3 || b != MaxRows/8 {
+		t.Errorf("%d and %d rows of the last batch are of sources with weights 3 and 1, of %d rows", a, b, MaxRows/2)
+	}
+}
+
 // stubSources returns sources with these extents. Tokens equal their positions among all sources.
 func stubSources(dtype array.DType, sources ...[]int64) (tokens []Source) {
 	first := int64(0)

@@ -99,7 +99,8 @@ func (b *BatchList) Read(dst []byte, k uint64, off int64) error {
 	if err := b.CheckEnd(last); err != nil {
 		return err
 	}
-	b.furthest().Record(b.Sequence.ScheduleRow(last, b.Sequence.BatchSize), b.spec.Name, last)
+	lastRow := b.Sequence.ScheduleRow(last, b.Sequence.BatchSize-1)
+	b.furthest().Record(max(lastRow, lastRow+1), b.spec.Name, last) // lastRow may be math.MaxUint64
 	if b.prefetcher != nil {
 		if set := b.workingSet(); set != nil {
 			set.Touch()

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"batchfs/cmd/batchfs/internal/testfiles"
+	"batchfs/sampler"
 )
 
 func writeIdentityFiles(t *testing.T) {
@@ -245,6 +246,41 @@ func TestContinues(t *testing.T) {
 			}
 			if r := Resume(withIdentity(stateAt(t, then, k+1), then), withIdentity(stateAt(t, now, 0), now)); (len(r.Differences) == 0) != same {
 				t.Errorf("%s: a reader after batch %d sees the differences %q, want %v", c.name, k, r.Differences, same)
+			}
+		}
+	}
+}
+
+// Schedules that differ are told apart up to the last batch, after which row numbers end.
+func TestContinuesAtTheLastBatch(t *testing.T) {
+	writeIdentityFiles(t)
+	large := fmt.Sprintf("\nbatch_size = %d", sampler.MaxRows)
+	then, now := openSplitWith(t, staged+large), openSplitWith(t, strings.Replace(staged, "40", "44", 1)+large)
+	if now.Continues(then.Identity(), sampler.MaxBatches-1) || !now.Continues(now.Identity(), sampler.MaxBatches-1) {
+		t.Error("the last batch continues a sequence with another schedule, or not its own")
+	}
+}
+
+// A state whose numbers cannot be those of a run is rejected, whichever of the two states has them.
+func TestResumeRejects(t *testing.T) {
+	writeIdentityFiles(t)
+	d := openSplitWith(t, "")
+	for _, key := range []string{"batch_size", "world", "local_world", "row", "step"} {
+		for _, value := range []any{nil, "3", json.Number("0"), json.Number("-1"), json.Number("1.5")} {
+			for changed := range 3 { // then, now or both
+				then, now := stateAt(t, d, 5), stateAt(t, d, 0)
+				for i, s := range []State{then, now} {
+					if changed == 2 || changed == i {
+						s[key] = value
+						if value == nil {
+							delete(s, key)
+						}
+					}
+				}
+				isStart := value == json.Number("0") && (key == "row" || key == "step") && changed == 1
+				if r := Resume(then, now); !strings.Contains(r.Malformed, key) && !isStart {
+					t.Errorf("%s is %v in %v and %v: %+v", key, value, then, now, r)
+				}
 			}
 		}
 	}

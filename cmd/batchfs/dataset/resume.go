@@ -18,8 +18,9 @@ import (
 // schedules may differ in rows after batch k, and one may have more sources.
 func (d *Dataset) Continues(identity string, k uint64) bool {
 	// Rows are numbered within the share of a host.
-	end := (k + 1) * uint64(d.Sequence.BatchSize*d.Sequence.World) / uint64(d.Sequence.Hosts())
-	return continues(identity, d.Identity(), end)
+	rows := uint64(d.Sequence.BatchSize * d.Sequence.World / d.Sequence.Hosts())
+	last := k*rows + rows - 1
+	return continues(identity, d.Identity(), max(last, last+1)) // last may be math.MaxUint64
 }
 
 // continues reports whether the sequences with two identities have the same batches up to a row of
@@ -71,7 +72,8 @@ type Resumption struct {
 // identity, the batches before the saved state must be the same, too.
 func Resume(then, now State) Resumption {
 	then, now = then.complete(), now.complete()
-	r := Resumption{Malformed: then.malformed(now), Differences: []string{}} // [] in JSON, not null
+	malformed := cmp.Or(then.malformed(now), now.malformed(now))
+	r := Resumption{Malformed: malformed, Differences: []string{}} // [] in JSON, not null
 	if r.Malformed == "" {
 		r.Step, r.Rest = then.number("row")/now.rows(), then.number("row")%now.rows()
 		r.Differences = append(r.Differences, then.differences(now)...)
@@ -118,7 +120,11 @@ func (s State) malformed(now State) string {
 		return fmt.Sprintf("the state has version %s, and this batchfs reads version %s: use the one that saved it", version, now["version"])
 	}
 	const fix = ": load what state_dict() returned, as it was"
-	if lacks := s.missing(now); lacks != "" {
+	required := maps.Clone(now)
+	for key := range limits {
+		required[key] = nil
+	}
+	if lacks := s.missing(required); lacks != "" {
 		return "the state lacks " + lacks + fix
 	}
 	if unknown := now.missing(s); unknown != "" {
@@ -126,14 +132,15 @@ func (s State) malformed(now State) string {
 	}
 	for _, key := range slices.Sorted(maps.Keys(s)) {
 		rule := "an integer"
-		if _, ok := now[key].(string); ok {
+		limit, limited := limits[key]
+		if _, ok := now[key].(string); ok && !limited {
 			if _, ok := s[key].(string); ok {
 				continue
 			}
 			rule = "a string"
 		} else if number, _ := s[key].(json.Number); wholeNumber.MatchString(number.String()) {
-			limit, ok := limits[key]
-			if n, err := strconv.ParseUint(number.String(), 10, 64); !ok || err == nil && n >= limit[0] && n <= limit[1] {
+			n, err := strconv.ParseUint(number.String(), 10, 64)
+			if !limited || err == nil && n >= limit[0] && n <= limit[1] {
 				continue
 			}
 			rule = fmt.Sprintf("from %d to %d", limit[0], limit[1])

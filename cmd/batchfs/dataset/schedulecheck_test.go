@@ -7,6 +7,7 @@ import (
 
 	"batchfs/cmd/batchfs/internal/testfiles"
 	"batchfs/fs/state"
+	"batchfs/sampler"
 )
 
 // A scheduleTest is a mount of the splits train and val, mixtures of the same two sources.
@@ -71,4 +72,13 @@ func TestRestartOfOneSplit(t *testing.T) {
 	s.check(t, 1, 0, "")
 	s.check(t, 0, 1000, "splits.val.stages: the schedule cannot change, because its rows were read with more block sizes")
 	s.check(t, 1, 1000, "splits.val.stages: the schedule cannot change, because its rows were read with more block sizes")
+}
+
+// Row numbers end after the last batch.
+func TestRestartAfterTheLastBatch(t *testing.T) {
+	s := newScheduleTest(t)
+	d, err := s.snapshot.OpenPath(fmt.Sprintf("val/block_size=4,batch_size=%d", sampler.MaxRows))
+	must(t, err)
+	must(t, d.Batches(s.shared).Read(make([]byte, 1), sampler.MaxBatches-1, 0))
+	s.check(t, 0, 1000, "splits.val.stages: ")
 }
