@@ -299,19 +299,31 @@ func Diagnose(m *mount.Mounted) (string, error) {
 		return "", fmt.Errorf("%s is mounted: %w", m.Mountpoint, err)
 	}
 	defer shared.Close()
-	// The supervisor pings the worker every second.
-	if silent := shared.SinceHeartbeat(); silent > state.StuckAfter {
-		return "", fmt.Errorf("%s is stuck: its worker, process %d, has not answered for %v; if no other worker takes over soon: batchfs restart %[1]s",
-			m.Mountpoint, shared.Worker.Load(), silent.Round(time.Second))
+	detail, err := describeWorker(m.Mountpoint, shared)
+	if err != nil {
+		return "", err
 	}
 	if err := stuckSplits(m, shared.Unresponsive()); err != nil {
 		return "", err
 	}
-	detail := fmt.Sprintf("%s is mounted, served by process %d", m.Mountpoint, shared.Worker.Load())
 	if euid != m.Owner && !m.AllowOther {
 		detail += fmt.Sprintf("; only user %d may read it, unless it is mounted with mount.allow_other", m.Owner)
 	}
 	return detail, nil
+}
+
+// describeWorker says which process serves a mount, or returns an error if it is stuck.
+func describeWorker(mountpoint string, shared *state.Shared) (string, error) {
+	who, detail := "its first worker", "its first worker is starting"
+	if n := shared.Worker.Load(); n != 0 {
+		who, detail = fmt.Sprintf("its worker, process %d,", n), fmt.Sprintf("served by process %d", n)
+	}
+	// The supervisor pings the worker every second.
+	if silent := shared.SinceHeartbeat(); silent > state.StuckAfter {
+		return "", fmt.Errorf("%s is stuck: %s has not answered for %v; if no other worker takes over soon: batchfs restart %[1]s",
+			mountpoint, who, silent.Round(time.Second))
+	}
+	return mountpoint + " is mounted, " + detail, nil
 }
 
 // checkRequests returns an error if the last request of a sequence failed for a reason that a check

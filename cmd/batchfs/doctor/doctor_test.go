@@ -2,12 +2,14 @@ package doctor
 
 import (
 	"bytes"
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"batchfs/cmd/batchfs/internal/testfiles"
+	"batchfs/fs/state"
 	"batchfs/internal/failure"
 )
 
@@ -57,4 +59,24 @@ func TestDoctorDoesNotWait(t *testing.T) {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
+}
+
+func TestDoctorOfWorkers(t *testing.T) {
+	file, shared, err := state.New()
+	testfiles.NoError(t, err)
+	defer file.Close()
+	defer shared.Close()
+	check := func(want string, fails bool) {
+		t.Helper()
+		if text, err := describeWorker("/mnt", shared); fails != (err != nil) || !strings.Contains(text+fmt.Sprint(err), want) {
+			t.Errorf("%q, %v, want %q", text, err, want)
+		}
+	}
+	check("/mnt is mounted, its first worker is starting", false)
+	shared.Heartbeat.Add(-int64(5 * time.Second))
+	check("/mnt is stuck: its first worker has not answered for 5s; ", true)
+	shared.Worker.Store(77)
+	check("/mnt is stuck: its worker, process 77, has not answered for 5s; ", true)
+	shared.Heartbeat.Add(int64(5 * time.Second))
+	check("/mnt is mounted, served by process 77", false)
 }
