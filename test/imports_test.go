@@ -64,7 +64,7 @@ func TestImports(t *testing.T) {
 		"cmd/batchfs/plan": {"cache", "cache/array", "cache/blob", "cache/blocks", "cache/format", "cache/localfile", "cmd/batchfs/chart", "cmd/batchfs/config",
 			"cmd/batchfs/dataset", "cmd/batchfs/terminal", "internal/printable", "sampler"},
 		"cmd/batchfs/top":   {"cmd/batchfs/terminal", "fs/figures", "fs/mount", "fs/state", "internal/printable"},
-		"cmd/batchfs/bench": {"cache/blob", "cmd/batchfs/chart", "cmd/batchfs/command", "cmd/batchfs/terminal"},
+		"cmd/batchfs/bench": {"cache/blob", "cmd/batchfs/chart", "cmd/batchfs/command", "cmd/batchfs/terminal", "internal/jsonbytes"},
 		"cmd/batchfs/scan": {"cache", "cache/array", "cache/blob", "cache/format", "cache/localfile", "cmd/batchfs/config", "cmd/batchfs/dataset",
 			"cmd/batchfs/terminal", "cmd/batchfs/vocabulary", "internal/jsonbytes", "internal/printable"},
 		"cmd/batchfs/view": {"cache", "cache/array", "cmd/batchfs/dataset", "cmd/batchfs/prepare/bpe", "cmd/batchfs/vocabulary", "internal/jsonbytes",

@@ -32,7 +32,8 @@ func TestBenchChecksFiles(t *testing.T) {
 func TestBench(t *testing.T) {
 	e2e.SkipIfShort(t)
 	e2e.NeedFUSE(t)
-	dir, file := t.TempDir(), filepath.Join(t.TempDir(), "bench.json")
+	dir, file := filepath.Join(t.TempDir(), "no UTF-8: \xff, $HOME 'or' \"[glob]\""), filepath.Join(t.TempDir(), "bench.json")
+	e2e.NoError(t, os.Mkdir(dir, 0o755))
 	cmd := benchCommand(t, dir, "--steps", "3", "--all", "--json", file, "--plot", file+".svg")
 	out, err := cmd.CombinedOutput()
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"batchfs/cmd/batchfs/terminal"
+	"batchfs/internal/jsonbytes"
 )
 
 //go:embed bench.py
@@ -123,15 +124,15 @@ func (b *bench) play(sc *scene) error {
 // playOnce measures one way once, with a new mount. If a mount lived on, pages of a cold file that
 // it maps would stay in the page cache.
 func (b *bench) playOnce(sc *scene, tokens string, w *way) (err error) {
-	c := trainerCommand{Kind: w.Kind, Path: tokens, Batch: sc.Batch, Block: sc.Block, Steps: sc.maxSteps, Seconds: sc.maxSeconds, Compute: sc.Compute.Seconds()}
+	c := trainerCommand{Kind: w.Kind, Path: jsonbytes.String(tokens), Batch: sc.Batch, Block: sc.Block, Steps: sc.maxSteps, Seconds: sc.maxSeconds, Compute: sc.Compute.Seconds()}
 	if w.Access != "" {
 		d, err := b.mount(tokens, append(slices.Clone(b.sets), "memory.access="+w.Access)...)
 		if err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, d.stop()) }()
-		c.Path = fmt.Sprintf("%s/train/seed=%d,steps=1000000,batch_size=%d,block_size=%d,dtype=uint16,layout=xy",
-			d.mountpoint, rand.Uint32(), sc.Batch, sc.Block)
+		c.Path = jsonbytes.String(fmt.Sprintf("%s/train/seed=%d,steps=1000000,batch_size=%d,block_size=%d,dtype=uint16,layout=xy",
+			d.mountpoint, rand.Uint32(), sc.Batch, sc.Block))
 	}
 	if !sc.Cold {
 		c.Untimed = min(24, sc.maxSteps) // enough to fill the processor's caches, as in a long run

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"batchfs/cache/blob"
 	"batchfs/cmd/batchfs/terminal"
 )
 
@@ -89,8 +90,8 @@ type daemon struct {
 	stopped    bool
 }
 
-// mount starts a daemon that serves a token file. sets are arguments of --set, such as
-// "memory.access=pread".
+// mount starts a daemon that serves a token file, which has an absolute path. sets are arguments of
+// --set, such as "memory.access=pread".
 func (s *stage) mount(tokens string, sets ...string) (*daemon, error) {
 	mountpoint, err := os.MkdirTemp(s.dir, "mnt-")
 	if err != nil {
@@ -100,7 +101,8 @@ func (s *stage) mount(tokens string, sets ...string) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	args := []string{"mount", "--set", fmt.Sprintf("splits.train.tokens=[%q]", tokens)}
+	// An absolute path is not valid TOML, so --set takes it as it is.
+	args := []string{"mount", "--set", "splits.train.tokens=" + blob.EscapeGlob(tokens)}
 	for _, set := range sets {
 		args = append(args, "--set", set)
 	}

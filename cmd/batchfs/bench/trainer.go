@@ -11,20 +11,22 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"batchfs/internal/jsonbytes"
 )
 
 // A trainerCommand makes bench.py read a batch to check, then Untimed batches, then timed ones
 // until it has read Steps of them or Seconds have passed. bench.py replies with the wait for each
 // timed batch, in microseconds.
 type trainerCommand struct {
-	Kind    string  `json:"kind"`
-	Path    string  `json:"path"` // token file, or a settings directory of a mount
-	Batch   int     `json:"batch"`
-	Block   int     `json:"block"`
-	Untimed int     `json:"lead"`
-	Steps   int     `json:"steps"`
-	Seconds float64 `json:"seconds"`
-	Compute float64 `json:"compute"` // seconds of simulated work before each batch
+	Kind    string           `json:"kind"`
+	Path    jsonbytes.String `json:"path"` // token file, or a settings directory of a mount
+	Batch   int              `json:"batch"`
+	Block   int              `json:"block"`
+	Untimed int              `json:"lead"`
+	Steps   int              `json:"steps"`
+	Seconds float64          `json:"seconds"`
+	Compute float64          `json:"compute"` // seconds of simulated work before each batch
 }
 
 // A trainer is a Python process that runs bench.py. It takes many measurements, none of which
