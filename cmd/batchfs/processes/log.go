@@ -1,6 +1,8 @@
 package processes
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -25,23 +27,54 @@ func newLog(out io.Writer, o config.Log, mountpoint string) (log *slog.Logger, f
 	var level slog.Level
 	level.UnmarshalText([]byte(o.Level)) // config allows only valid levels
 	w := newLineWriter(out)
-	options := &slog.HandlerOptions{Level: level, ReplaceAttr: escapeAttr}
-	var handler slog.Handler = slog.NewTextHandler(w, options)
-	if o.Format == "json" {
-		handler = slog.NewJSONHandler(w, options)
+	format := func(out io.Writer, maxValue int) slog.Handler {
+		options := &slog.HandlerOptions{Level: level, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr { return escapeAttr(a, maxValue) }}
+		if o.Format == "json" {
+			return slog.NewJSONHandler(out, options)
+		}
+		return slog.NewTextHandler(out, options)
 	}
-	return slog.New(handler).With("mountpoint", mountpoint), w.flush
+	return slog.New(lineHandler{w, format}).With("mountpoint", mountpoint), w.flush
 }
 
-// maxValueLen limits each value, in bytes, so that a line fits into maxLine. Only stack traces are
-// longer, and they begin with what matters most.
-const maxValueLen = 3 << 10
+// A lineHandler writes each record as a line of at most maxLine bytes, with its longest values
+// truncated.
+type lineHandler struct {
+	out *lineWriter
+	// format returns a handler that truncates each value to maxValue bytes before it escapes it.
+	format func(out io.Writer, maxValue int) slog.Handler
+}
 
-// escapeAttr truncates long values, and escapes what slog does not escape in JSON: control
+func (h lineHandler) Enabled(ctx context.Context, level slog.Level) bool {
+	return h.format(io.Discard, 0).Enabled(ctx, level)
+}
+
+func (h lineHandler) Handle(ctx context.Context, r slog.Record) error {
+	for maxValue := maxLine; ; maxValue = maxValue * 3 / 4 {
+		var line bytes.Buffer
+		if err := h.format(&line, maxValue).Handle(ctx, r); err != nil {
+			return err
+		}
+		if line.Len() <= maxLine || maxValue == 0 {
+			_, err := h.out.Write(line.Bytes())
+			return err
+		}
+	}
+}
+
+func (h lineHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return lineHandler{h.out, func(out io.Writer, maxValue int) slog.Handler { return h.format(out, maxValue).WithAttrs(attrs) }}
+}
+
+func (h lineHandler) WithGroup(name string) slog.Handler {
+	return lineHandler{h.out, func(out io.Writer, maxValue int) slog.Handler { return h.format(out, maxValue).WithGroup(name) }}
+}
+
+// escapeAttr truncates a long value, and escapes what slog does not escape in JSON: control
 // characters above U+007E, other invisible characters, and bytes that are not UTF-8.
-func escapeAttr(_ []string, a slog.Attr) slog.Attr {
+func escapeAttr(a slog.Attr, maxValue int) slog.Attr {
 	text := a.Value.String()
-	escaped := printable.Text(text[:min(len(text), maxValueLen)])
+	escaped := printable.Text(text[:min(len(text), maxValue)])
 	if escaped == text {
 		return a
 	}

@@ -4,12 +4,14 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/internal/testfiles"
@@ -44,6 +46,37 @@ func TestLogToAFullPipe(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// However long its values are, and however much longer they become when they are escaped, a line
+// is whole, and has all of them.
+func TestLogIsWhole(t *testing.T) {
+	for _, format := range []string{"text", "json"} {
+		for _, long := range []string{"x", " ", "\x00", "\xff", "\"", "\n", "\u202e", "é"} {
+			var out bytes.Buffer
+			log, flush := newLog(&out, config.Log{Level: "info", Format: format}, "/mnt")
+			long = strings.Repeat(long, 5000)
+			log.With("a", long).Error(long, "b", long, slog.Group("g", "c", errors.New(long)), "last", 7)
+			flush()
+			line := out.String()
+			if len(line) > maxLine || len(line) < maxLine/2 || strings.Count(line, "\n") != 1 || !strings.HasSuffix(line, "\n") {
+				t.Errorf("%s: %d bytes in a line: %s", format, len(line), line)
+			}
+			var entry struct {
+				Time       time.Time
+				Mountpoint string
+				G          struct{ C string }
+				Last       int
+			}
+			if format == "text" {
+				if !strings.HasSuffix(line, " last=7\n") {
+					t.Errorf("a line ends with %q", line[len(line)-20:])
+				}
+			} else if err := json.Unmarshal(out.Bytes(), &entry); err != nil || entry.Mountpoint != "/mnt" || entry.G.C == "" || entry.Last != 7 || entry.Time.IsZero() {
+				t.Errorf("%+v, %v: %s", entry, err, line)
+			}
+		}
 	}
 }
 
