@@ -57,7 +57,8 @@ func commandsPage(root *cobra.Command) string {
 const exitStatuses = `
 ## Exit status
 
-The exit status tells programs why a command failed. A status that is not in the table means that batchfs crashed or was killed.
+The exit status tells programs why a command failed. A status that is not in the table means that batchfs crashed or was killed. ` + "`mount -d`" + `
+leaves nothing mounted if it fails, even if only its output could not be written.
 
 With ` + "`--status-fd N`" + `, a command also reports a failure to descriptor N, which must be open and at least 3, as one line of JSON:
 ` + "`" + `{"kind":"no_fuse","message":"/dev/fuse: no such file or directory: ..."}` + "`. `mount` writes a line of the kind `ready`" + ` as soon as batches can

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/gob"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -192,7 +193,13 @@ func (p *pendingMount) startInBackground(cmd *cobra.Command) error {
 		return r.Err()
 	}
 	p.describe(cmd.OutOrStdout())
-	printable.Fprintf(cmd.OutOrStdout(), "running in the background, process %d, log %s\nstop with: batchfs unmount %s\n", daemon.Process.Pid, logFile, mountpoint)
+	_, err = printable.Fprintf(cmd.OutOrStdout(), "running in the background, process %d, log %s\nstop with: batchfs unmount %s\n", daemon.Process.Pid, logFile, mountpoint)
+	if err != nil && !errors.Is(err, unix.EPIPE) {
+		// A command that fails leaves nothing mounted.
+		daemon.Process.Signal(syscall.SIGTERM)
+		daemon.Wait() // it unmounts before it ends
+		return err
+	}
 	command.StatusOf(cmd).Send(command.Ready, "")
 	return daemon.Process.Release()
 }
