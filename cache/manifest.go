@@ -12,6 +12,7 @@ import (
 	"batchfs/cache/blob"
 	"batchfs/cache/format"
 	"batchfs/cache/localfile"
+	"batchfs/internal/printable"
 )
 
 // Options describe an array and say how to read it.
@@ -358,7 +359,7 @@ func (m Manifest) check() error {
 				with, without = first, f
 			}
 			return fmt.Errorf("nothing says where the documents of %s end, but %s does for %s; "+indexFix,
-				without.Path, with.Index.Path, with.Path, without.Path)
+				without.Path, with.Index.Path, with.Path, printable.ShellArg(string(without.Path)))
 		}
 	}
 	return nil

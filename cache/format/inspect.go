@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"batchfs/cache/array"
+	"batchfs/internal/printable"
 )
 
 // An Inspection checks whether sampled blocks of a file may hold its elements. It belongs to one
@@ -91,8 +92,8 @@ func (s *Inspection) Err() error {
 	case s.foreign != "":
 		return fmt.Errorf("%s is %s", s.Path, s.foreign)
 	case judged && !s.notText:
-		return fmt.Errorf("%s is text, not tokens: batchfs prepare %[1]s --out DIR tokenizes it; "+
-			"if it does hold tokens, set token_dtype = %q", s.Path, s.Format.DType)
+		return fmt.Errorf("%s is text, not tokens: batchfs prepare %s --out DIR tokenizes it; "+
+			"if it does hold tokens, set token_dtype = %q", s.Path, printable.ShellArg(s.Path), s.Format.DType)
 	case judged && s.Format.DType == array.Uint16 && s.looksWider():
 		looksLike, fix := "a file of uint32 tokens", `set token_dtype = "uint32"`
 		if s.maxima[2]|s.maxima[3] == 0 {

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"batchfs/cache/array"
+	"batchfs/internal/printable"
 )
 
 // Megatron-LM keeps tokens in PREFIX.bin. PREFIX.idx says where they lie:
@@ -132,7 +133,7 @@ func (idx *Input) megatronEnds(path string, size int64) (Ends, error) {
 	if err == nil && last != ends.Sequences {
 		err = fmt.Errorf("%s lists %d documents, which end with sequence %d of %d, as if an old tool had merged sequences but not documents; "+
 			"rows = \"windows\" without documents needs no list, and batchfs index %s --eot N --force makes an index that counts instead, "+
-			"where token N ends each document", idx.Path, ends.Count, last, ends.Sequences, path)
+			"where token N ends each document", idx.Path, ends.Count, last, ends.Sequences, printable.ShellArg(path))
 	}
 	return ends, err
 }

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"batchfs/internal/clock"
+	"batchfs/internal/printable"
 )
 
 // A writeState says whether a process has a file open for writing. The kernel grants a read lease
@@ -83,8 +84,8 @@ func (s *settleTimer) isSettled(stamp Stamp) bool {
 func CheckNoWriters(f *os.File) (known bool, err error) {
 	switch leaseFile(f) {
 	case written:
-		return false, fmt.Errorf("%s is open for writing in a process, which could change its tokens unnoticed: fuser -v %[1]s names it; "+
-			"close the file there, or open it read-only (np.memmap opens with mode \"r+\" unless it is given mode=\"r\")", f.Name())
+		return false, fmt.Errorf("%s is open for writing in a process, which could change its tokens unnoticed: fuser -v %s names it; "+
+			"close the file there, or open it read-only (np.memmap opens with mode \"r+\" unless it is given mode=\"r\")", f.Name(), printable.ShellArg(f.Name()))
 	case unwritten:
 		unleaseFile(f)
 		return true, nil

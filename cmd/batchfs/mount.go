@@ -8,6 +8,7 @@ import (
 
 	"batchfs/cmd/batchfs/command"
 	"batchfs/cmd/batchfs/processes"
+	"batchfs/internal/printable"
 )
 
 func mountCommand() *cobra.Command {
@@ -56,7 +57,8 @@ func atMostMountpoint(_ *cobra.Command, args []string) error {
 		return nil
 	}
 	if info, err := os.Stat(args[0]); err == nil && info.IsDir() && len(args) == 2 {
-		return fmt.Errorf("mount takes only a MOUNTPOINT; name the directory of token files with --data: batchfs mount --data %s %s", args[0], args[1])
+		return fmt.Errorf("mount takes only a MOUNTPOINT; name the directory of token files with --data: batchfs mount --data %s %s",
+			printable.ShellArg(args[0]), printable.ShellArg(args[1]))
 	}
 	return fmt.Errorf("mount takes only a MOUNTPOINT (got %q); name a directory of token files with --data, "+
 		"or create one with batchfs prepare from text or from a column of Parquet files (--field)", args)

@@ -14,6 +14,7 @@ import (
 
 	"batchfs/cmd/batchfs/command"
 	"batchfs/fs/mount"
+	"batchfs/internal/printable"
 )
 
 func unmountCommand() *cobra.Command {
@@ -76,7 +77,7 @@ func unmount(m *mount.Mounted, path string, force bool) error {
 	err = m.Unmount(false)
 	if errors.Is(err, syscall.EBUSY) {
 		if !force {
-			return fmt.Errorf("%w:\n%s\nend them, or unmount anyway with: batchfs unmount --force %s", err, strings.Join(m.OpenedBy(), "\n"), path)
+			return fmt.Errorf("%w:\n%s\nend them, or unmount anyway with: batchfs unmount --force %s", err, strings.Join(m.OpenedBy(), "\n"), printable.ShellArg(path))
 		}
 		err = m.Unmount(true)
 	}
@@ -108,7 +109,7 @@ func endHandedOver(out io.Writer, m *mount.Mounted, force bool) error {
 	}
 	if !awaitEnd(supervisor, force) {
 		return fmt.Errorf("%s: process %d lets readers finish, for mount.grace or until the process that mounted it unmounts it; "+
-			"to end it now: batchfs unmount --force %[1]s", m.Mountpoint, m.Supervisor)
+			"to end it now: batchfs unmount --force %s", m.Mountpoint, m.Supervisor, printable.ShellArg(m.Mountpoint))
 	}
 	printf(out, "%s is no longer served; the process that mounted it must unmount it\n", m.Mountpoint)
 	return nil

@@ -21,6 +21,7 @@ import (
 
 	"batchfs/internal/failure"
 	"batchfs/internal/fdpass"
+	"batchfs/internal/printable"
 )
 
 const fsType = "fuse.batchfs"
@@ -102,8 +103,8 @@ func lockMountpoint(mountpoint string) (*os.File, error) {
 		return nil, err
 	}
 	if err = unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		err = failure.Busy.Wrap(fmt.Errorf("cannot mount %s: another process is mounting there, or holds a lock on the directory; fuser %[1]s may show which (%w)",
-			mountpoint, err))
+		err = failure.Busy.Wrap(fmt.Errorf("cannot mount %s: another process is mounting there, or holds a lock on the directory; fuser %s may show which (%w)",
+			mountpoint, printable.ShellArg(mountpoint), err))
 	} else {
 		// Another process may have mounted before this one had the lock.
 		err = cmp.Or(checkNotMounted(mountpoint), checkEmpty(dir))
@@ -121,7 +122,7 @@ func openMountpoint(mountpoint string) (dir *os.File, err error) {
 	pathFd, err := openPath(mountpoint)
 	switch {
 	case errors.Is(err, unix.ENOENT):
-		return nil, fmt.Errorf("mountpoint %s does not exist; create it with: mkdir -p %[1]s", mountpoint)
+		return nil, fmt.Errorf("mountpoint %s does not exist; create it with: mkdir -p %s", mountpoint, printable.ShellArg(mountpoint))
 	case errors.Is(err, unix.ENOTDIR):
 		return nil, fmt.Errorf("mountpoint %s is a file; it must be an empty directory", mountpoint)
 	case err != nil:
@@ -153,7 +154,7 @@ func checkEmpty(dir *os.File) error {
 func checkNotMounted(mountpoint string) error {
 	m, err := Find(mountpoint)
 	if err == nil && m != nil {
-		err = failure.Busy.Wrap(fmt.Errorf("mountpoint %s: a batchfs is already mounted there; batchfs unmount %[1]s ends it", mountpoint))
+		err = failure.Busy.Wrap(fmt.Errorf("mountpoint %s: a batchfs is already mounted there; batchfs unmount %s ends it", mountpoint, printable.ShellArg(mountpoint)))
 	}
 	return err
 }
@@ -218,7 +219,7 @@ func OpenDevice(path string) (fd int, err error) {
 	fd, err = unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	switch {
 	case errors.Is(err, unix.EACCES):
-		return -1, failure.NoFUSE.Wrap(fmt.Errorf("%s: %w: %s; to mount, run as root: chmod 666 %[1]s", path, err, insteadOfFUSE))
+		return -1, failure.NoFUSE.Wrap(fmt.Errorf("%s: %w: %s; to mount, run as root: chmod 666 %s", path, err, insteadOfFUSE, printable.ShellArg(path)))
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENXIO), errors.Is(err, unix.EPERM), errors.Is(err, unix.EISDIR):
 		return -1, failure.NoFUSE.Wrap(fmt.Errorf("%s: %w: %s", path, err, withoutFUSE))
 	case err != nil:
@@ -294,7 +295,7 @@ func FindFusermount(etc string) (helper string, err error) {
 	mtab := filepath.Join(etc, "mtab")
 	if _, err := os.Stat(mtab); err != nil {
 		// Without it, fusermount3 mounts but refuses to unmount.
-		return "", fmt.Errorf(because+"fusermount3 needs %s, which minimal systems lack (%w): as root, ln -s /proc/self/mounts %s", mtab, err, mtab)
+		return "", fmt.Errorf(because+"fusermount3 needs %s, which minimal systems lack (%w): as root, ln -s /proc/self/mounts %s", mtab, err, printable.ShellArg(mtab))
 	}
 	return helper, nil
 }
@@ -311,7 +312,7 @@ func CheckPrivilege(helper string) error {
 		return fmt.Errorf("%s cannot run as root, because its filesystem is mounted nosuid; install it elsewhere", helper)
 	}
 	if info, err := os.Stat(helper); err == nil && info.Mode()&os.ModeSetuid == 0 {
-		return fmt.Errorf("%s does not run as root; as root, run: chmod u+s %[1]s", helper)
+		return fmt.Errorf("%s does not run as root; as root, run: chmod u+s %s", helper, printable.ShellArg(helper))
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"reflect"
+	"regexp"
 	"strconv"
 	"strings"
 	"unicode"
@@ -19,6 +20,22 @@ func Name(name string) string { return escape(name, "") }
 // Text is Name for text of several lines: it keeps newlines and tabs, and also zero-width joiners
 // and non-joiners, because some scripts and emoji need them.
 func Text(text string) string { return escape(text, "\n\t\u200c\u200d") }
+
+// plainArg matches arguments that mean themselves to a shell.
+var plainArg = regexp.MustCompile(`^[\pL\pM\pN_./:,@%+=-]+$`)
+
+// ShellArg returns an argument as a shell needs it in a command, in quotes if necessary. Name does
+// not change the result.
+func ShellArg(arg string) string {
+	switch {
+	case Name(arg) != arg:
+		// Only these quotes, which bash and zsh know, can hold what Name escapes.
+		return "$'" + Name(strings.NewReplacer(`\`, `\\`, "'", `\'`).Replace(arg)) + "'"
+	case plainArg.MatchString(arg):
+		return arg
+	}
+	return "'" + strings.ReplaceAll(arg, "'", `'\''`) + "'"
+}
 
 // Truncate returns the first characters of a text and an ellipsis, or the whole text if it has no
 // more characters than that.

@@ -3,6 +3,8 @@ package printable
 import (
 	"errors"
 	"fmt"
+	"os"
+	"os/exec"
 	"strings"
 	"testing"
 )
@@ -34,6 +36,33 @@ func TestText(t *testing.T) {
 	} {
 		if got := Text(text); got != want {
 			t.Errorf("%q is shown as %s, want %s", text, got, want)
+		}
+	}
+}
+
+// A shell reads each argument as it was, and a plain one looks as it is.
+func TestShellArg(t *testing.T) {
+	for arg, want := range map[string]string{
+		"/mnt/a-b_c.d,e:f@g%h+i=1": "/mnt/a-b_c.d,e:f@g%h+i=1",
+		"/données/数据":              "/données/数据",
+		"":                         "''",
+		"a b":                      "'a b'",
+		`it's "$HOME" \n`:          `'it'\''s "$HOME" \n'`,
+		"~":                        "'~'",
+		"*?[]{}()<>|&;#!`^":        "'*?[]{}()<>|&;#!`^'",
+		"it's\n\\n\xff\u202eb":     `$'it\'s\n\\n\xff\u202eb'`,
+		"\a\b\f\r\t\v\x1b1\x7f":    `$'\a\b\f\r\t\v\x1b1\x7f'`,
+		"\U000e0041":               `$'\U000e0041'`,
+		"\u3164":                   `$'\u3164'`, // an invisible letter
+	} {
+		got := ShellArg(arg)
+		if got != want || Name(got) != got {
+			t.Errorf("%q becomes %s, want %s", arg, got, want)
+		}
+		cmd := exec.Command("bash", "-c", "printf %s "+got)
+		cmd.Env = append(os.Environ(), "LC_ALL=C.UTF-8") // for \u
+		if out, err := cmd.Output(); err != nil || string(out) != arg {
+			t.Errorf("bash reads %s as %q, %v", got, out, err)
 		}
 	}
 }

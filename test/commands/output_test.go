@@ -11,6 +11,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
+	"batchfs/internal/printable"
 	"batchfs/test/e2e"
 )
 
@@ -73,6 +74,44 @@ func TestFullDisk(t *testing.T) {
 	e2e.AwaitText(t, stderr, "msg=mounted")
 	e2e.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
 	failed(cmd, stderr, ended)
+}
+
+// The commands that messages advise can be run, whatever the path is.
+func TestAdvisedCommands(t *testing.T) {
+	t.Parallel()
+	e2e.NeedFUSE(t)
+	config, _ := e2e.SmallConfig(t, 1)
+	for _, name := range []string{"plain", "it's \"my\" $HOME", "a\nb\xff"} {
+		parent := t.TempDir()
+		dir := filepath.Join(parent, name)
+		t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
+		// follow runs the command at the end of what batchfs printed.
+		follow := func(printed, before string) {
+			t.Helper()
+			_, advised, ok := strings.Cut(printed, before)
+			if !ok || name == "plain" && !strings.HasSuffix(strings.TrimSpace(advised), " "+dir) {
+				t.Errorf("%q, want %q and a command with %s", printed, before, dir)
+			}
+			e2e.Run(t, "env", "PATH="+filepath.Dir(e2e.PlainBatchfs)+":"+os.Getenv("PATH"), "bash", "-c", advised)
+		}
+		mount := []string{e2e.PlainBatchfs, "mount", "-d", "-c", config, "--log", filepath.Join(parent, "log"), dir}
+		_, stderr, _ := e2e.Try(t, mount...)
+		follow(stderr, "create it with: ")
+		out := e2e.Run(t, mount...)
+		_, stderr, _ = e2e.Try(t, mount...)
+		follow(strings.TrimSuffix(stderr, " ends it\n"), "already mounted there; ")
+		e2e.CheckFails(t, "no batchfs is mounted there", e2e.PlainBatchfs, "unmount", dir)
+		e2e.Run(t, mount...)
+		follow(out, "stop with: ")
+
+		text := e2e.Write(t, filepath.Join(dir, "text.bin"), strings.Repeat("to be or not to be\n", 500))
+		none := filepath.Join(dir, "none")
+		arg := printable.ShellArg
+		e2e.CheckFails(t, "batchfs mount --data "+arg(dir)+" "+arg(dir)+"; usage", e2e.PlainBatchfs, "mount", dir, dir)
+		e2e.CheckFails(t, "batchfs prepare "+arg(text)+" --out DIR", e2e.PlainBatchfs, "cat", "train", "-c", "/dev/null", "--set", "splits.train.tokens="+text)
+		e2e.CheckFails(t, "--set "+arg("splits.train.tokens="+text)+" instead", e2e.PlainBatchfs, "cat", "train", "--data", text)
+		e2e.CheckFails(t, "batchfs prepare TEXT --out "+arg(none)+"\n", e2e.PlainBatchfs, "cat", "train", "--data", none)
+	}
 }
 
 // File names cannot forge a line of output, reorder its text, or control the terminal.

@@ -16,6 +16,7 @@ import (
 	"batchfs/cache/store"
 	"batchfs/cmd/batchfs/vocabulary"
 	"batchfs/internal/failure"
+	"batchfs/internal/printable"
 )
 
 // Flags holds the flags that say where the configuration of a command comes from.
@@ -184,7 +185,7 @@ func setArgsForData(dir string, remote *blob.Remote) (sets []string, err error) 
 			"or call batchfs.finish again", dir)
 	}
 	if len(sets) == 0 {
-		return nil, fmt.Errorf("%s has neither train*.bin nor val*.bin: %s, or create them with batchfs prepare TEXT --out %s", dir, dataRule, dir)
+		return nil, fmt.Errorf("%s has neither train*.bin nor val*.bin: %s, or create them with batchfs prepare TEXT --out %s", dir, dataRule, printable.ShellArg(dir))
 	}
 	return sets, nil
 }
@@ -192,6 +193,7 @@ func setArgsForData(dir string, remote *blob.Remote) (sets []string, err error) 
 // dataNames returns the sorted names of what is in a directory, or in a folder of a store. For
 // remote, see setArgsForData.
 func dataNames(dir string, remote *blob.Remote) (names []string, err error) {
+	setTokens := printable.ShellArg("splits.train.tokens=" + dir)
 	if o, ok := store.Parse(dir); ok {
 		if o.Bucket == "" {
 			return nil, fmt.Errorf("--data %s: must name a bucket, as in %s://bucket/tokens", dir, o.Scheme)
@@ -199,7 +201,7 @@ func dataNames(dir string, remote *blob.Remote) (names []string, err error) {
 		found, err := remote.List(strings.TrimRight(dir, "/") + "/")
 		if err == nil && len(found) == 0 {
 			err = fmt.Errorf("--data %s: no object is in this folder; name one that has train.bin; if this is a token file, use "+
-				"--set splits.train.tokens=%[1]s instead of --data", dir)
+				"--set %s instead of --data", dir, setTokens)
 		}
 		for name := range found {
 			names = append(names, strings.TrimSuffix(name, "/"))
@@ -210,11 +212,11 @@ func dataNames(dir string, remote *blob.Remote) (names []string, err error) {
 	entries, err := os.ReadDir(dir)
 	if info, statErr := os.Stat(dir); statErr == nil && !info.IsDir() {
 		return nil, fmt.Errorf("--data %s: must be a directory of token files (got a file); if this is a token file, use "+
-			"--set splits.train.tokens=%[1]s instead of --data; if it is text, create token files with batchfs prepare %[1]s --out DIR; "+
-			"if it is Parquet, also name the column with --field", dir)
+			"--set %s instead of --data; if it is text, create token files with batchfs prepare %s --out DIR; "+
+			"if it is Parquet, also name the column with --field", dir, setTokens, printable.ShellArg(dir))
 	}
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("--data %s: no such directory; name one that has train.bin, or create it from text with batchfs prepare TEXT --out %[1]s", dir)
+		return nil, fmt.Errorf("--data %s: no such directory; name one that has train.bin, or create it from text with batchfs prepare TEXT --out %s", dir, printable.ShellArg(dir))
 	}
 	for _, e := range entries {
 		names = append(names, e.Name())

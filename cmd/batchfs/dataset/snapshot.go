@@ -15,6 +15,7 @@ import (
 	"batchfs/fs"
 	"batchfs/fs/mount"
 	"batchfs/fs/state"
+	"batchfs/internal/printable"
 	"batchfs/sampler"
 )
 
@@ -235,7 +236,7 @@ func SnapshotOf(m *mount.Mounted) (*Snapshot, error) {
 	defer file.Close()
 	snapshot, err := ReadSnapshot(file)
 	if err != nil {
-		return nil, fmt.Errorf("%s: another version of batchfs serves the mount: %w; replace it with: batchfs restart %[1]s", m.Mountpoint, err)
+		return nil, fmt.Errorf("%s: another version of batchfs serves the mount: %w; replace it with: batchfs restart %s", m.Mountpoint, err, printable.ShellArg(m.Mountpoint))
 	}
 	return snapshot, nil
 }

@@ -248,7 +248,7 @@ func (d *doctor) mountpoint() (string, error) {
 			return "", err
 		}
 		if err := unix.Access(abs, unix.W_OK); err != nil {
-			return "", fmt.Errorf("%s: fusermount3 mounts only on directories that the user may write to; as root, run: chown %d %s", path, os.Getuid(), path)
+			return "", fmt.Errorf("%s: fusermount3 mounts only on directories that the user may write to; as root, run: chown %d %s", path, os.Getuid(), printable.ShellArg(path))
 		}
 	}
 	return abs + " is an empty directory", nil
@@ -281,7 +281,7 @@ func Diagnose(m *mount.Mounted) (string, error) {
 		return fmt.Sprintf("%s is mounted; %v", m.Mountpoint, err), nil
 	}
 	if err != nil {
-		return "", fmt.Errorf("%s is dead: its supervisor, process %d, is gone; unmount it with: batchfs unmount %[1]s", m.Mountpoint, m.Supervisor)
+		return "", fmt.Errorf("%s is dead: its supervisor, process %d, is gone; unmount it with: batchfs unmount %s", m.Mountpoint, m.Supervisor, printable.ShellArg(m.Mountpoint))
 	}
 	if err := m.CheckRunning(); err != nil {
 		return "", err
@@ -320,8 +320,8 @@ func describeWorker(mountpoint string, shared *state.Shared) (string, error) {
 	}
 	// The supervisor pings the worker every second.
 	if silent := shared.SinceHeartbeat(); silent > state.StuckAfter {
-		return "", fmt.Errorf("%s is stuck: %s has not answered for %v; if no other worker takes over soon: batchfs restart %[1]s",
-			mountpoint, who, silent.Round(time.Second))
+		return "", fmt.Errorf("%s is stuck: %s has not answered for %v; if no other worker takes over soon: batchfs restart %s",
+			mountpoint, who, silent.Round(time.Second), printable.ShellArg(mountpoint))
 	}
 	return mountpoint + " is mounted, " + detail, nil
 }
@@ -381,7 +381,7 @@ func describeTokens(s *config.Split, o *dataset.Opener) (string, error) {
 func withPermissionFix(err error) error {
 	var path *os.PathError
 	if errors.Is(err, os.ErrPermission) && errors.As(err, &path) {
-		return fmt.Errorf("%w; as its owner, chmod a+r %s and chmod a+x the directories above it", err, path.Path)
+		return fmt.Errorf("%w; as its owner, chmod a+r %s and chmod a+x the directories above it", err, printable.ShellArg(path.Path))
 	}
 	return err
 }

@@ -12,6 +12,7 @@ import (
 	"batchfs/cmd/batchfs/prepare/units"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/cmd/batchfs/vocabulary"
+	"batchfs/internal/printable"
 )
 
 // finishJob checks what the tasks have written, and writes vocab.json.
@@ -191,7 +192,7 @@ func (o *options) printStatus(ctx context.Context) error {
 	}
 	switch {
 	case len(s.Missing) == 0:
-		return o.printLine("next: batchfs prepare --finish --plan %s --out %s", quoted(o.job.plan), quoted(o.dir))
+		return o.printLine("next: batchfs prepare --finish --plan %s --out %s", printable.ShellArg(o.job.plan), printable.ShellArg(o.dir))
 	case s.Left > 0:
 		o.printLine("about %s left at this rate", s.Left)
 	}

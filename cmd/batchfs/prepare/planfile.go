@@ -17,6 +17,7 @@ import (
 	"batchfs/cmd/batchfs/prepare/units"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/cmd/batchfs/vocabulary"
+	"batchfs/internal/printable"
 )
 
 // jobOptions are the options with which prepare divides its work among tasks.
@@ -287,7 +288,7 @@ func (o *options) printPlan(p *units.Plan, added, before int) error {
 		what += fmt.Sprintf("; %s and %s are new", terminal.Plural(int64(added), "input", "inputs"), terminal.Plural(int64(len(p.Units)-before), "unit", "units"))
 	}
 	o.printLine("%s", what)
-	plan := quoted(o.job.plan)
+	plan := printable.ShellArg(o.job.plan)
 	o.printLine("next: run tasks, such as all of 0/16 to 15/16: batchfs prepare --task 0/16 --plan %s --out DIR", plan)
 	return o.printLine("then: batchfs prepare --finish --plan %s --out DIR", plan)
 }

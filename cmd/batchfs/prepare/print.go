@@ -3,7 +3,6 @@ package prepare
 import (
 	"fmt"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -171,15 +170,7 @@ func (o *options) printManifest(dir string, m *vocabulary.Manifest) error {
 	default:
 		o.printLine("%s/vocab.json: vocabulary of %d %ss", dir, m.Size, m.Kind)
 	}
-	return o.printLine("next: batchfs mount --data %s%s MOUNTPOINT", quoted(dir), mountOptions(m))
-}
-
-// quoted returns an argument as a shell needs it.
-func quoted(arg string) string {
-	if regexp.MustCompile(`^[\w./:-]+$`).MatchString(arg) {
-		return arg
-	}
-	return "'" + strings.ReplaceAll(arg, "'", `'\''`) + "'"
+	return o.printLine("next: batchfs mount --data %s%s MOUNTPOINT", printable.ShellArg(dir), mountOptions(m))
 }
 
 // maskInWords says how many tokens have mask 1, if the split has a mask.

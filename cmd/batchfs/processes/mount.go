@@ -117,7 +117,7 @@ func (f *MountFlags) mount(cmd *cobra.Command, args []string) error {
 	out := newLineWriter(cmd.OutOrStdout())
 	return printWithTimeout(runSupervisor(cmd.Context(), cmd.Root().Version, p.snapshot, p.config, p.connection, p.snapshotFile, logTo, func() {
 		p.describe(out)
-		printable.Fprintf(out, "stop with Ctrl-C, or: batchfs unmount %s\n", p.snapshot.Mountpoint)
+		printable.Fprintf(out, "stop with Ctrl-C, or: batchfs unmount %s\n", printable.ShellArg(p.snapshot.Mountpoint))
 		command.StatusOf(cmd).Send(command.Ready, "")
 	}))
 }
@@ -193,7 +193,8 @@ func (p *pendingMount) startInBackground(cmd *cobra.Command) error {
 		return r.Err()
 	}
 	p.describe(cmd.OutOrStdout())
-	_, err = printable.Fprintf(cmd.OutOrStdout(), "running in the background, process %d, log %s\nstop with: batchfs unmount %s\n", daemon.Process.Pid, logFile, mountpoint)
+	_, err = printable.Fprintf(cmd.OutOrStdout(), "running in the background, process %d, log %s\nstop with: batchfs unmount %s\n",
+		daemon.Process.Pid, logFile, printable.ShellArg(mountpoint))
 	if err != nil && !errors.Is(err, unix.EPIPE) {
 		// A command that fails leaves nothing mounted.
 		daemon.Process.Signal(syscall.SIGTERM)
