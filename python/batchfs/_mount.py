@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
@@ -127,8 +127,16 @@ class Mount:
         own = ["--make-mountpoint"] if made else []
         directory = mountpoint if made else ""
         process, self._log = _start(["--parent", str(os.getpid()), *own, *args, mountpoint], directory)
-        self.close: Callable[[], object] = weakref.finalize(self, _unmount, directory, process, os.getpid(), mountpoint)
+        self._ending = directory, process, os.getpid(), mountpoint
+        self._at_exit = weakref.finalize(self, _unmount, *self._ending)
+        self._is_closed = False
+
+    def close(self) -> None:
         """Unmounts, and returns when nothing is mounted, or raises MountError. In a forked process, it does nothing."""
+        if not self._is_closed:
+            self._at_exit.detach()
+            _unmount(*self._ending)
+            self._is_closed = True
 
     def split(
         self, name: str, *, rank: SupportsIndex | None = None, world: SupportsIndex | None = None, mesh: DeviceMesh | None = None, **settings: Setting

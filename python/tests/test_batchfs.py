@@ -1505,8 +1505,11 @@ class TestErrors(Place):
             words = f"{self.place} is still mounted: permission denied; as root, run: umount -l {self.place}"
             with self.assertRaisesRegex(batchfs.MountError, words), m:
                 pass
+            self.assertRaisesRegex(batchfs.MountError, words, m.close)
         self.assertTrue(self.mounted())
-        self.assertIsNone(run("unmount", str(self.place), timeout=waiting.LIMIT)[1])
+        m.close()
+        self.assertFalse(self.mounted())
+        m.close()
 
     @unittest.skipUnless(os.geteuid() == 0, "a namespace of processes needs root")
     def test_mounts_of_other_containers(self) -> None:
