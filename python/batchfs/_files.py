@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ._batch import layouts
-from ._errors import Error, ReadError
+from ._errors import Error, MountError, ReadError
 from ._program import Report, run
 from ._read import read_rest
 from ._state import differences, parse_info
@@ -165,11 +165,14 @@ class _File:
 
 
 def reason(path: str) -> Report | None:
-    """Returns the program's explanation of why a split cannot be opened, or None if it can.
+    """Returns the program's explanation of why a split cannot be opened, or None if it can be opened or there is no program.
 
     The program uses the settings of the mount without touching the mount, which may hang.
     """
-    return run("cat", "--format", "info", "--", path, timeout=_DESCRIBE_LIMIT)[1]
+    try:
+        return run("cat", "--format", "info", "--", path, timeout=_DESCRIBE_LIMIT)[1]
+    except MountError:
+        return None
 
 
 def hint(number: int | None) -> str:

@@ -1483,6 +1483,14 @@ class TestErrors(Place):
         with batchfs.mount(config=self.config, mountpoint=self.place) as m:
             self.assertTrue(same(m.split("train")[0], first))
 
+    def test_errors_without_a_program(self) -> None:
+        """If the program, which would explain an error, is missing, the error itself is reported."""
+        train = batchfs.mount(config=self.config, mountpoint=self.place).split("train")
+        with mock.patch.dict(os.environ, {"BATCHFS_PROGRAM": str(self.directory / "none")}):
+            self.assertRaisesRegex(batchfs.MountError, "No such file.*none/train.*is a batchfs mounted there", batchfs.split, self.directory / "none/train")
+            with mock.patch("os.preadv", side_effect=OSError(errno.EINVAL, "Invalid argument")):
+                self.assertRaisesRegex(batchfs.ReadError, "batch 1 of .*: Invalid argument", train.read, 1)
+
     def killed(self, mountpoint: Path) -> batchfs.Mount:
         """Returns a mount whose supervisor was killed."""
         m = batchfs.mount(config=self.config, mountpoint=mountpoint)
