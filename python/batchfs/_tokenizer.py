@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import secrets
 from collections.abc import Callable, Mapping
 from operator import itemgetter
 from pathlib import Path
@@ -74,7 +76,7 @@ def save_tokenizer(tokenizer: Any, path: PathLike) -> None:
 
     Args:
         tokenizer: a tiktoken.Encoding, or a tokenizer of tokenizers or transformers (a fast one), which is copied.
-        path: the file to write.
+        path: the file to write. It is replaced only when the new one is complete.
 
     Raises:
         ArgumentError: the tokenizer is of another kind, or its ids cannot be kept.
@@ -86,7 +88,14 @@ def save_tokenizer(tokenizer: Any, path: PathLike) -> None:
         text = str(getattr(tokenizer, "backend_tokenizer", tokenizer).to_str())
     else:
         raise ArgumentError(f"tokenizer must be a tiktoken.Encoding, or one of tokenizers or a fast one of transformers (got a {type(tokenizer).__name__})")
-    Path(path).write_text(text, encoding="utf-8")
+    target = os.path.realpath(path)
+    # Several processes may write the same file.
+    new = Path(f"{target}.{secrets.token_hex(8)}.new")
+    try:
+        new.write_text(text, encoding="utf-8")
+        new.rename(target)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def _packages(tokenizer: Any) -> set[str]:

@@ -353,6 +353,30 @@ class TestRefused(Case):
         with self.assertWarnsRegex(ResourceWarning, "was not closed"):
             batchfs.writer(self.data, vocab_size=9)
 
+    def test_interrupted_save(self) -> None:
+        """A process that cannot write a whole tokenizer.json, or is killed meanwhile, leaves the previous one."""
+        path, link = self.root / "tokenizer.json", self.root / "link.json"
+        path.write_text("previous")
+        link.symlink_to(path.name)
+        code = """
+            import resource
+            class Tokenizer:
+                def __init__(self, text): self.backend_tokenizer, self.text = self, text
+                def to_str(self): return self.text
+            batchfs.save_tokenizer(Tokenizer(sys.argv[2]), sys.argv[1])
+            signal.signal(signal.SIGXFSZ, getattr(signal, sys.argv[3]))
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+            batchfs.save_tokenizer(Tokenizer("x" * 10_000), sys.argv[1])
+        """
+        for action, words in (("SIG_IGN", "File too large"), ("SIG_DFL", "")):
+            process = waiting.python(code, str(link), action, action)
+            _, err = waiting.end(process)
+            self.assertEqual(process.returncode, 1 if words else -signal.SIGXFSZ, err)
+            self.assertIn(words, err)
+            self.assertEqual((path.read_text(), link.is_symlink()), (action, True))
+            self.assertEqual(len([*self.root.iterdir()]), 2 if words else 3)
+
 
 class TestResume(Case):
     def test_exception(self) -> None:
