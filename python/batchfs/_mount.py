@@ -21,7 +21,7 @@ from ._files import FileReader, close_below, hint, reason
 from ._pipe import Piped
 from ._program import Log, above_standard, parse_report, program, run, unexplained
 from ._ranks import resolve_split
-from ._settings import PathLike, Setting, flags
+from ._settings import PathLike, Setting, flags, path_text
 from ._split import Split
 from ._state import parse_info
 
@@ -53,9 +53,9 @@ def mount(
     Raises:
         MountError: mounting failed.
     """
-    args = [*flags(data, config, batch, set or {}), *(["--log", os.fspath(log)] if log else [])]
+    args = [*flags(data, config, batch, set or {}), *(["--log", path_text("log", log)] if log else [])]
     if mountpoint is not None:
-        return Mount(os.path.abspath(mountpoint), False, args)
+        return Mount(os.path.abspath(path_text("mountpoint", mountpoint)), False, args)
     try:
         place = os.path.join(tempfile.gettempdir(), f"batchfs-{secrets.token_hex(8)}")
     except OSError as e:
@@ -108,7 +108,7 @@ def split(
         MountError: nothing is mounted there, or a setting is invalid.
         ArgumentError: there are several processes, and nothing says which one this is; or an argument is wrong.
     """
-    found, info = resolve_split(os.path.abspath(path), rank, world, mesh, settings, _info, is_own=False)
+    found, info = resolve_split(os.path.abspath(path_text("path", path)), rank, world, mesh, settings, _info, is_own=False)
     return Split(info, FileReader(found, info))
 
 
@@ -142,7 +142,7 @@ class Mount:
         self, name: str, *, rank: SupportsIndex | None = None, world: SupportsIndex | None = None, mesh: DeviceMesh | None = None, **settings: Setting
     ) -> Split:
         """Returns a split, ``m.split("train", order="shuffle")``: see `batchfs.split`."""
-        path, info = resolve_split(os.path.join(self.mountpoint, name), rank, world, mesh, settings, _info)
+        path, info = resolve_split(os.path.join(self.mountpoint, path_text("name", name)), rank, world, mesh, settings, _info)
         return Split(info, FileReader(path, info), self)
 
     def log(self) -> str:

@@ -15,7 +15,7 @@ from ._lock import Locked
 from ._program import Process, run
 from ._ranks import resolve_split
 from ._read import read_rest
-from ._settings import Setting
+from ._settings import Setting, path_text
 from ._split import Split
 from ._state import parse_info
 
@@ -45,7 +45,7 @@ class Piped:
         Raises:
             MountError: the token files or the settings are wrong.
         """
-        path, info = resolve_split(name, rank, world, mesh, settings, self._info)
+        path, info = resolve_split(path_text("name", name), rank, world, mesh, settings, self._info)
         reader = PipeReader(path, self._flags, self._directory, info)
         self._readers.add(reader)
         return Split(info, reader, self)

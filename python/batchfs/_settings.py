@@ -22,9 +22,9 @@ def flags(data: PathLike | None, config: PathLike | None, settings: Mapping[str,
     """Returns the flags that say what to serve. settings are keys of [batch]; keys are any keys of config.toml, such as memory.access."""
     args: list[str] = []
     if config is not None:
-        args += ["-c", os.fspath(config)]
+        args += ["-c", path_text("config", config)]
     if data is not None:
-        args += ["--data", os.fspath(data)]
+        args += ["--data", path_text("data", data)]
     for key, value in {**{f"batch.{key}": value for key, value in settings.items()}, **keys}.items():
         if "=" in key:
             raise ArgumentError(f"{key!r} is not a key of config.toml: it contains an equals sign")
@@ -52,8 +52,17 @@ def text(key: str, value: Setting) -> str:
     """Returns the value of a setting in the form that --set takes."""
     # TOML has the escapes of JSON, but no pairs of surrogates, and it also demands one for DEL.
     words = value if isinstance(value, str) else json.dumps(_plain(key, value), ensure_ascii=False).replace("\x7f", r"\u007f")
+    return _without_null(key, words)
+
+
+def path_text(name: str, value: PathLike) -> str:
+    """Returns a path as text. Raises ArgumentError if no file can have it."""
+    return _without_null(name, os.fsdecode(value))
+
+
+def _without_null(name: str, words: str) -> str:
     if "\0" in words:
-        raise ArgumentError(f"{key} must not contain a null character (got {words!r})")
+        raise ArgumentError(f"{name} must not contain a null character (got {words!r})")
     return words
 
 

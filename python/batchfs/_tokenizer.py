@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ._errors import ArgumentError
-from ._settings import PathLike
+from ._settings import PathLike, path_text
 
 _END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "</s>", "<eos>")
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
@@ -88,7 +88,7 @@ def save_tokenizer(tokenizer: Any, path: PathLike) -> None:
         text = str(getattr(tokenizer, "backend_tokenizer", tokenizer).to_str())
     else:
         raise ArgumentError(f"tokenizer must be a tiktoken.Encoding, or one of tokenizers or a fast one of transformers (got a {type(tokenizer).__name__})")
-    target = os.path.realpath(path)
+    target = os.path.realpath(path_text("path", path))
     # Several processes may write the same file.
     new = Path(f"{target}.{secrets.token_hex(8)}.new")
     try:

@@ -453,6 +453,22 @@ class TestArguments(Case):
         for settings in ({"seed=9 #": 1}, {"order": "\0"}):
             self.assertRaisesRegex(batchfs.ArgumentError, "seed|order", batchfs.mount, config=self.config, **settings)
 
+    def test_null_characters(self) -> None:
+        """No path can contain a null character, so each is rejected before it is used."""
+        calls: dict[str, list[Callable[[Any], object]]] = {
+            "data": [batchfs.mount, batchfs.open],
+            "config": [lambda path: batchfs.mount(config=path)],
+            "mountpoint": [lambda path: batchfs.mount(config=self.config, mountpoint=path)],
+            "log": [lambda path: batchfs.mount(config=self.config, log=path)],
+            "name": [self.m.split, self.piped.split],
+            "path": [batchfs.split, lambda path: batchfs.save_tokenizer(mock.Mock(**{"backend_tokenizer.to_str.return_value": ""}), path)],
+            "dir": [lambda path: batchfs.writer(path, vocab_size=9), batchfs.finish],
+        }
+        for name, functions in calls.items():
+            for call in functions:
+                for path in ("a\0b", Path("a\0b")):
+                    self.assertRaisesRegex(batchfs.ArgumentError, rf"^{name} must not contain a null character .*a\\x00b", call, path)
+
     def test_environment(self) -> None:
         for env in ({"RANK": "x"}, {"WORLD_SIZE": "2.0"}, {"RANK": "-1"}, {"WORLD_SIZE": "0"}, {"LOCAL_WORLD_SIZE": ""}):
             with mock.patch.dict(os.environ, {"RANK": "0", "WORLD_SIZE": "4", **env}):
