@@ -17,6 +17,21 @@ def worker_info() -> Any:
     return torch.utils.data.get_worker_info() if torch else None
 
 
+def loop_number(process: Any, loops: int) -> int:
+    """Returns a number that all workers of a loop have, and no other loop, or 0 if a process of multiprocessing is not a worker of a DataLoader.
+
+    loops is the number of loops that this worker has begun, including this one.
+    """
+    from multiprocessing.queues import Queue  # only programs with workers need it
+
+    if getattr(getattr(process, "_target", None), "__name__", "") != "_worker_loop":
+        return 0
+    # PyTorch has no such number. But all workers send their batches to the same queue, their second
+    # one, and a queue is a pipe with an inode of its own.
+    queues: list[Any] = [arg for arg in process._args if isinstance(arg, Queue)]
+    return os.fstat(queues[1]._writer.fileno()).st_ino % 2**32 << 24 | loops if len(queues) > 1 else 0
+
+
 class Numbers(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int64) for name in ("begun", "loaded", "step", "loop", "is_reading", "has_warned")]
 

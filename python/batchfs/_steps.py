@@ -12,7 +12,7 @@ from ._errors import Error
 from ._lock import Locked
 from ._meter import clock
 from ._settings import integer
-from ._shared import Shared, worker_info
+from ._shared import Shared, loop_number, worker_info
 from ._state import MAX_BATCHES, state_at, step_of
 
 if TYPE_CHECKING:
@@ -74,12 +74,11 @@ class StepIterator(Locked):
         if self._loaded != shared.loaded:  # while this worker was running
             self.step = self._resumed = shared.step
             self._loaded = shared.loaded
-        # All workers of a loop must agree on a number that no other loop has. PyTorch provides
-        # none, so it is made from the process number of worker 0, which each worker can compute,
-        # because the process numbers of a loop's workers are consecutive.
         self._loops += 1
-        first = current_process()._identity[-1] - worker.id  # pyright: ignore
-        loop = first << 32 | self._loops
+        process: Any = current_process()
+        # If it is started in another way than PyTorch's, the best guess is that the process numbers
+        # of a loop's workers are consecutive.
+        loop = loop_number(process, self._loops) or (process._identity[-1] - worker.id) << 24 | self._loops
         shared.loop = shared.loop or loop
         self._is_again = shared.loop != loop
         self._limit = 0

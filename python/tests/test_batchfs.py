@@ -925,6 +925,16 @@ class TestProcesses(Case):
             self.assertEqual([int(k) for k, _ in first], [*range(9, 13)])
 
     @unittest.skipUnless(has_torch, "no torch")
+    def test_other_processes_beside_workers(self) -> None:
+        """All workers of a loop begin at a loaded state, even if their process numbers are not consecutive, because another thread starts processes."""
+        steps = self.m.split("train").steps(2, 13)
+        for method, stateful in (("fork", False), ("fork", has_torchdata), ("spawn", False)):
+            steps.load_state_dict(steps.split.steps(9).state_dict())
+            with self.subTest(method, stateful=stateful), mock.patch("multiprocessing.process._process_counter", itertools.count(100, 2)):
+                loader = loader_of(steps, stateful, num_workers=2, multiprocessing_context=method)
+                self.assertEqual([int(k) for k, _ in read_all(loader)], [*range(9, 13)])
+
+    @unittest.skipUnless(has_torch, "no torch")
     def test_steps_before_torch(self) -> None:
         """A DataLoader says why it rejects steps that were made before torch was imported."""
         out, err = waiting.end(
