@@ -94,8 +94,8 @@ func realPath(path string) (string, error) {
 	return filepath.Abs(real)
 }
 
-// resolveParents returns a path to the same file, from which filepath.Clean may remove "..": if link
-// is a symbolic link, link/.. is above its target, not the directory of link.
+// resolveParents returns a path to the same file from which filepath.Clean may remove "..". If link
+// is a symbolic link, link/.. is above its target, and not the directory of link.
 func resolveParents(path string) string {
 	i := strings.LastIndex(path+"/", "/../")
 	if i < 0 {
