@@ -1,6 +1,7 @@
 package blocks
 
 import (
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -79,6 +80,11 @@ func (d *disk) shareContent(root *os.Root) {
 		root.Chmod(name, mode)
 	}
 	eachFile(root, ".", func(info fs.FileInfo) {
+		id, err := hex.DecodeString(info.Name())
+		isObject := err == nil && len(id) == 16
+		if !isObject && info.Name() != workingSetsDir && info.Name() != usedFile {
+			return // the directory may have other files
+		}
 		if info.IsDir() {
 			eachFile(root, info.Name(), func(file fs.FileInfo) { share(filepath.Join(info.Name(), file.Name()), file) })
 		}

@@ -159,12 +159,17 @@ func TestShared(t *testing.T) {
 	}
 }
 
-// A directory that was private becomes that of the group, with its blocks.
+// A directory that was private becomes that of the group, with its blocks, but without other files.
 func TestSharedLater(t *testing.T) {
 	skipUnlessRoot(t)
 	const group = 54321
 	dir := t.TempDir()
 	must(t, os.Chmod(filepath.Dir(dir), 0o755), os.Chown(dir, 0, group))
+	foreign := map[string]os.FileMode{"tool.sh": 0o700, ".ssh/id_rsa": 0o600}
+	must(t, os.Mkdir(dir+"/.ssh", 0o700))
+	for name, mode := range foreign {
+		must(t, os.WriteFile(filepath.Join(dir, name), nil, mode))
+	}
 	s := newFakeStore(10 * blockBytes)
 	o := Options{Dir: dir, Limit: 1 << 30, BlockBytes: blockBytes, Memory: 4 * blockBytes}
 	for _, o.GroupWritable = range []bool{false, true} {
@@ -179,6 +184,12 @@ func TestSharedLater(t *testing.T) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 54001, Gid: 54001, Groups: []uint32{group}}}
 	if out, err := cmd.CombinedOutput(); err != nil || !strings.HasPrefix(string(out), "fetched 0\n") {
 		t.Errorf("another user: %v, want fetched 0, got:\n%s", err, out)
+	}
+	foreign[".ssh"] = os.ModeDir | 0o700
+	for name, mode := range foreign {
+		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode() != mode || info.Sys().(*syscall.Stat_t).Gid != 0 {
+			t.Errorf("%s: mode %v, group %d, %v", name, info.Mode(), info.Sys().(*syscall.Stat_t).Gid, err)
+		}
 	}
 }
 

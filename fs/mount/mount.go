@@ -75,7 +75,7 @@ func Connect(mountpoint string, allowOther bool) (*Mounted, *os.File, error) {
 // CheckAddressSpace returns an error if the processes of a mount would run out of address space,
 // most of which they only reserve.
 func CheckAddressSpace() error {
-	const needed = 4 << 30
+	const needed = 13 << 28 // 3.25 GiB
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_AS, &limit); err != nil || limit.Cur >= needed {
 		return nil

@@ -49,7 +49,7 @@ func TestUnmappableFiles(t *testing.T) {
 	settings := []string{"--set", "splits.train.tokens=" + path, "--set", "splits.train.token_dtype=uint16", "--set", "batch.order=sequential",
 		"--set", "batch.batch_size=4", "--set", "memory.ahead=0"}
 	want := e2e.Digests(t, "train", 0, 3, append(settings, "--set", "memory.access=pread")...)
-	const needs = "the address space is limited to 2048 MiB, and a mount needs 4096: raise the limit (ulimit -v"
+	const needs = "the address space is limited to 2048 MiB, and a mount needs 3328: raise the limit (ulimit -v"
 	e2e.CheckFails(t, needs, append([]string{"sh", "-c", `ulimit -v 2097152 && exec "$0" mount "$@"`, e2e.PlainBatchfs, t.TempDir()}, settings...)...)
 	e2e.CheckFails(t, "1 to fix", "sh", "-c", `ulimit -v 2097152 && exec "$0" doctor`, e2e.PlainBatchfs)
 	for _, limit := range []struct {
