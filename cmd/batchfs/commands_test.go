@@ -142,14 +142,15 @@ func markCode(text string) string {
 // An error of the command line says how to call the command, and does not quote Go.
 func TestUsageErrors(t *testing.T) {
 	for args, want := range map[string]string{
-		"unmount":              "usage: batchfs unmount MOUNTPOINT [flags]",
-		"inspect a 1 2":        "usage: batchfs inspect SPLIT K [flags]",
-		"mount --block-size 4": "unknown flag: --block-size; usage: batchfs mount [MOUNTPOINT] [flags] (--help explains it)",
-		"cat train --count -1": `--count: must be a whole number from 0 on (got "-1"); usage: `,
-		"plan --epochs x":      `--epochs: must be a number (got "x"); usage: `,
-		"mount --data=":        "the name is empty, perhaps because a variable is not set; usage: ",
-		"view a --config=":     "the name is empty, perhaps because a variable is not set; usage: ",
-		"view --port 65536":    `--port: must be a whole number from 0 to 65535 (got "65536"); usage: `,
+		"unmount":                                "usage: batchfs unmount MOUNTPOINT [flags]",
+		"inspect a 1 2":                          "usage: batchfs inspect SPLIT K [flags]",
+		"mount --block-size 4":                   "unknown flag: --block-size; usage: batchfs mount [MOUNTPOINT] [flags] (--help explains it)",
+		"cat train --count -1":                   `--count: must be a whole number from 0 on (got "-1"); usage: `,
+		"check a --overlap 99999999999999999999": `--overlap: is out of range (got "99999999999999999999")`,
+		"plan --epochs x":                        `--epochs: must be a number (got "x"); usage: `,
+		"mount --data=":                          "the name is empty, perhaps because a variable is not set; usage: ",
+		"view a --config=":                       "the name is empty, perhaps because a variable is not set; usage: ",
+		"view --port 65536":                      `--port: must be a whole number from 0 to 65535 (got "65536"); usage: `,
 	} {
 		err := run(strings.Fields(args), new(strings.Builder))
 		if failure.KindOf(err) != failure.Usage || !strings.Contains(fmt.Sprint(err), want) || strings.Contains(err.Error(), "strconv") {

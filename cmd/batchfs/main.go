@@ -129,6 +129,9 @@ MOUNTPOINT/README explains the files of a mount.`,
 			return fmt.Errorf("-%s: must be a whole number from 0 on", flag.GetSpecifiedShortnames())
 		case errors.As(err, &value) && errors.As(err, &number): // which would quote strconv
 			f := value.GetFlag()
+			if errors.Is(number, strconv.ErrRange) && f.Value.Type() != "uint16" {
+				return fmt.Errorf("--%s: is out of range (got %q)", f.Name, value.GetValue())
+			}
 			return fmt.Errorf("--%s: must be %s (got %q)", f.Name, kindOfNumber[f.Value.Type()], value.GetValue())
 		}
 		return err

@@ -300,6 +300,8 @@ func TestSet(t *testing.T) {
 		{[]string{"splits.train.tokens=b[12].bin"}, tokens, []string{"b[12].bin"}},
 		{[]string{"splits.train.tokens=a#b=c.bin"}, tokens, []string{"a#b=c.bin"}},
 		{[]string{"splits.train.tokens=1#b.bin"}, tokens, []string{"1#b.bin"}},
+		{[]string{`splits.train.tokens=['b#1.bin'] # copied from a file`}, tokens, []string{"b#1.bin"}},
+		{[]string{`splits.train.tokens='b#1.bin' # copied from a file`}, tokens, []string{"b#1.bin"}},
 		{[]string{`splits.train.tokens=["b#1.bin", 'c.bin']`}, tokens, []string{"b#1.bin", "c.bin"}},
 		{[]string{`splits.train.tokens=it's "b".bin`}, tokens, []string{`it's "b".bin`}},
 		{[]string{"splits.train.tokens=b\nc.bin"}, tokens, []string{"b\nc.bin"}},

@@ -71,9 +71,11 @@ func parseSet(arg string) (*document, error) {
 		return nil, fmt.Errorf("--set %s: must be key=value, e.g. --set batch.seed=7", arg)
 	}
 	if !strings.ContainsAny(value, "\r\n") {
-		// A comment would hide the end of the list. What looks like one is part of a path.
+		// A comment would hide the end of the list. What looks like one after a number is part of a
+		// path, such as 1#a.bin.
 		_, inList := parse("", name+" = ["+value+"]")
-		if d, err := parse("", name+" = "+value); err == nil && inList == nil {
+		isQuoted := strings.IndexAny(strings.TrimSpace(value), "'\"[{") == 0
+		if d, err := parse("", name+" = "+value); err == nil && (inList == nil || isQuoted) {
 			return d, nil
 		}
 	}

@@ -68,6 +68,9 @@ func readVocabHint(s *config.Split, files []config.SourceFiles, remote *blob.Rem
 	if v != nil && array.DType(v.TokenDType).Known() {
 		width = int64(array.DType(v.TokenDType).Size())
 	}
+	if s.IsSet("token_dtype") && s.TokenDType.Known() { // the files may have been rewritten
+		width = min(width, int64(s.TokenDType.Size()))
+	}
 	for _, path := range listed {
 		switch size, exists := sizes[path]; {
 		case !exists:

@@ -39,7 +39,7 @@ type memoryMiss struct {
 const (
 	countedRows = 20_000  // rows whose blocks are counted, in each range of steps
 	maxLookups  = 500_000 // approximate calls of Find
-	maxAsked    = 1e7     // limit of such calls for a block that is read in many epochs
+	maxAsked    = 5e7     // limit of such calls for a block that is read in many epochs
 )
 
 // countBlocks counts the blocks that the first steps need, from two samples: all blocks of some
@@ -150,7 +150,7 @@ func (c *corpus) sampleBlocks(ctx context.Context, n *blockCounts, i, column int
 	asked := (elementsPerBlock/c.stride() + 2) * (epochs + 1)
 	if epochs > 100 && asked > maxAsked { // counting would take hours, and all memory
 		return fmt.Errorf("source %s: is read for %s epochs within %s steps, more than plan can count; lower its weight, or leave it out",
-			c.sources[i].name, formatCount(epochs), formatCount(float64(n.steps)))
+			c.sources[i].name, formatCount(epochs), formatCount(float64(c.steps)))
 	}
 	arrays := 0
 	for _, s := range c.sources {
