@@ -99,7 +99,7 @@ class FileReader:
             raise ReadError(f"another sequence is mounted at {self.path}: {changes}. To continue with it on purpose, call split() again")
         self.info.update(now)  # later stages may be others
         for key in self.info.keys() - now.keys():
-            del self.info[key]
+            self.info.pop(key, None)  # another thread may have removed it
         if self.max_steps != now["max_steps"]:
             self.close()  # an open file keeps its size
         self.max_steps = now["max_steps"]

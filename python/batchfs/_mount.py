@@ -237,7 +237,10 @@ def _mounted_by(pid: int) -> list[str]:
     # In text mode, a \r in a name would end a line.
     lines = os.fsdecode(Path("/proc/self/mountinfo").read_bytes()).split("\n")
     # A container may see the mounts of others, whose processes have the same numbers.
-    namespace = os.stat("/proc/self/ns/pid").st_ino
+    try:
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+    except FileNotFoundError:  # the kernel has no such namespaces
+        namespace = 0
     source = re.compile(rf" - fuse\.batchfs batchfs:{pid}:\d+:{namespace} ")
     escaped = [line.split(" ")[4] for line in lines if source.search(line)]
     return [re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), place) for place in escaped]

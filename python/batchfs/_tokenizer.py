@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Callable, Mapping
 from operator import itemgetter
 from pathlib import Path
@@ -89,10 +91,15 @@ def save_tokenizer(tokenizer: Any, path: PathLike) -> None:
     else:
         raise ArgumentError(f"tokenizer must be a tiktoken.Encoding, or one of tokenizers or a fast one of transformers (got a {type(tokenizer).__name__})")
     target = os.path.realpath(path_text("path", path))
+    if os.path.exists(path) and not os.path.isfile(path):  # such as /dev/stdout
+        Path(path).write_text(text, encoding="utf-8")
+        return
     # Several processes may write the same file.
     new = Path(f"{target}.{secrets.token_hex(8)}.new")
     try:
         new.write_text(text, encoding="utf-8")
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copymode(target, new)
         new.rename(target)
     finally:
         new.unlink(missing_ok=True)

@@ -91,11 +91,14 @@ func (o *options) withoutOutput(inputs []*input, args []string) []*input {
 		return inputs
 	}
 	shards, arrays := shardsOf(m), m.ArrayFiles()
+	isNamed := func(path string) bool {
+		return slices.ContainsFunc(args, func(arg string) bool { return filepath.Clean(resolveParents(arg)) == path })
+	}
 	return slices.DeleteFunc(inputs, func(in *input) bool {
 		name := filepath.Base(in.path)
 		match := tokenFilePattern.FindStringSubmatch(name)
 		_, isArray := arrays[name]
-		if name != manifestName && !isArray && (match == nil || !shards[match[1]]) || slices.Contains(args, in.path) {
+		if name != manifestName && !isArray && (match == nil || !shards[match[1]]) || isNamed(in.path) {
 			return false
 		}
 		parent, err := os.Stat(filepath.Dir(in.path))

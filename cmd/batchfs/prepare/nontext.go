@@ -89,11 +89,15 @@ var (
 	openObjectLine = regexp.MustCompile(`^\s*\{\s*\n`)
 )
 
+// jsonName matches names of JSON lines and lists, such as a.jsonl-00000-of-00010, but not those of
+// other formats that resemble JSON, such as a.jsonc.
+var jsonName = regexp.MustCompile(`(?i)\.(json|jsonl|jsonlines|ndjson)([-_.]\d.*)?$`)
+
 // nonTextContent returns what the beginning of an input tells, or nil.
 func nonTextContent(in *input, beginning []byte) *nonText {
 	begin := beginning[:min(len(beginning), 8<<10)]
 	extension := fileExtension(in.path)
-	mayBeJSON := extension == "" || extension == ".txt" || extension == ".jl" || strings.Contains(strings.ToLower(filepath.Base(in.path)), ".json")
+	mayBeJSON := extension == "" || extension == ".txt" || extension == ".jl" || jsonName.MatchString(filepath.Base(in.path))
 	switch {
 	case in.asText:
 		return nil

@@ -234,8 +234,36 @@ func TestPrepareRefusesDownloads(t *testing.T) {
 	whole := parquetOf(t, []string{"a", "b"})
 	for _, content := range []string{"", "<!DOCTYPE html>", whole[:len(whole)-9], strings.Repeat("\x00", len(whole))} {
 		writeFilesHere(t, map[string]string{"a.parquet": content})
-		wantError(t, "a.parquet --by byte --val 0 --out out", "a.parquet: is not a complete Parquet file: ")
-		wantError(t, "a.parquet --by byte --val 0 --out out", "; copy or download it again")
+		wantError(t, "a.parquet --by byte --val 0 --out out", "a.parquet: cannot be read as Parquet: ")
+		wantError(t, "a.parquet --by byte --val 0 --out out", ", copy or download it again")
+	}
+}
+
+// Files whose names resemble those of JSON lines are texts if they are of another format.
+func TestPrepareTextsThatResembleJSON(t *testing.T) {
+	for _, name := range []string{"a.jsonc", "a.jsonld", "a.json5", "a.json.tmpl", "a.ipynb.txt"} {
+		writeFilesHere(t, map[string]string{name: "{\"a\": 1, // no JSON\n}"})
+		prepared(t, name+" --by byte --val 0 --out out")
+	}
+	for _, name := range []string{"a.jsonc", "a.jsonld"} {
+		writeFilesHere(t, map[string]string{name: "[{\"a\": 1}]"})
+		prepared(t, name+" --by byte --val 0 --out out")
+	}
+	for _, name := range []string{"a.jsonl-00000-of-00010", "a.jsonlines", "a.JSON.1"} {
+		writeFilesHere(t, map[string]string{name: "{\"text\": \"a\"}\n"})
+		wantError(t, name+" --by byte --val 0 --out out", name+": is a file of JSON lines")
+	}
+}
+
+// The output of an earlier run is left out, but not a file that an argument names.
+func TestPrepareOnlyOutput(t *testing.T) {
+	writeFilesHere(t, map[string]string{"a.jsonl": lines(someDocuments(20, 30))})
+	prepared(t, "a.jsonl --by byte --out out")
+	for _, more := range []string{" --dry-run", " --val-files x*", " --force"} {
+		wantError(t, "out --by byte --out out"+more, "out: has no texts, but only the output of an earlier run")
+	}
+	for _, named := range []string{"out/vocab.json", "./out/vocab.json", "out/../out/vocab.json"} {
+		wantError(t, named+" a.jsonl --by byte --as text --force --out out", "out/vocab.json: is both a text and an output file")
 	}
 }
 

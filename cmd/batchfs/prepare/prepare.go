@@ -29,6 +29,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -274,7 +275,9 @@ func (o *options) makePlan(ctx context.Context, args []string) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	inputs = o.withoutOutput(inputs, args)
+	if inputs = o.withoutOutput(inputs, args); len(inputs) == 0 {
+		return nil, fmt.Errorf("%s: has no texts, but only the output of an earlier run", strings.Join(args, " "))
+	}
 	p, err := newPlan(ctx, o.settings, e, inputs)
 	if err != nil {
 		return nil, err

@@ -82,8 +82,8 @@ func (s *stream) openParquet() (file io.ReaderAt, f *parquetgo.File, err error) 
 		return nil, nil, err
 	}
 	f, err = parquetgo.OpenFile(file, size, parquetgo.SkipPageIndex(true), parquetgo.SkipBloomFilters(true))
-	if err != nil {
-		err = fmt.Errorf("is not a complete Parquet file: %w; copy or download it again", err)
+	if err != nil && s.in.remote == nil {
+		err = fmt.Errorf("cannot be read as Parquet: %w; if it is not complete, copy or download it again", err)
 	}
 	return file, f, err
 }
