@@ -260,13 +260,15 @@ func (q *Sequence) BatchOf(row uint64) (k uint64, rank, j int) {
 
 // RowsOf returns how many rows of batch k come from a source.
 func (q *Sequence) RowsOf(source int, k uint64) uint64 {
-	// The row after the last batch may not fit into a uint64.
-	last := q.ScheduleRow(k, q.BatchSize-1)
-	n := q.schedule.before(source, last) - q.schedule.before(source, q.ScheduleRow(k, 0))
-	if lastSource, _ := q.schedule.sourceOf(last); lastSource == source {
-		n++
+	first, end := q.ScheduleRow(k, 0), q.ScheduleRow(k, q.BatchSize)
+	n := uint64(0)
+	if end < first { // 2^64 does not fit into a uint64
+		end--
+		if last, _ := q.schedule.sourceOf(end); last == source {
+			n++
+		}
 	}
-	return n
+	return n + q.schedule.before(source, end) - q.schedule.before(source, first)
 }
 
 // Start returns the source of row j of batch k, and which of the source's starts the row has: see
