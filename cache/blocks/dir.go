@@ -1,7 +1,6 @@
 package blocks
 
 import (
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -80,9 +79,7 @@ func (d *disk) shareContent(root *os.Root) {
 		root.Chmod(name, mode)
 	}
 	eachFile(root, ".", func(info fs.FileInfo) {
-		id, err := hex.DecodeString(info.Name())
-		isObject := err == nil && len(id) == 16
-		if !isObject && info.Name() != workingSetsDir && info.Name() != usedFile {
+		if !isHashName(info.Name()) && info.Name() != workingSetsDir && info.Name() != usedFile {
 			return // the directory may have other files
 		}
 		if info.IsDir() {

@@ -83,9 +83,18 @@ func (id objectID) text() []byte {
 	return text
 }
 
-func (id objectID) name() string {
-	sum := sha256.Sum256(id.text())
+func (id objectID) name() string { return hashName(id.text()) }
+
+// hashName returns the name of a file or directory that a text identifies.
+func hashName(text []byte) string {
+	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:16])
+}
+
+// isHashName reports whether hashName can return a name.
+func isHashName(name string) bool {
+	sum, err := hex.DecodeString(name)
+	return err == nil && len(sum) == 16
 }
 
 const (

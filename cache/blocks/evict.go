@@ -2,7 +2,6 @@ package blocks
 
 import (
 	"cmp"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"io/fs"
@@ -221,7 +220,7 @@ func Prune(o Options) (removed int64, err error) {
 // files that are not blocks; the caller must then hold the lock.
 func objectsIn(root *os.Root, repair bool) (objects []ObjectUsage, err error) {
 	err = eachFile(root, ".", func(file fs.FileInfo) {
-		if raw, err := hex.DecodeString(file.Name()); err == nil && len(raw) == 16 && file.IsDir() {
+		if isHashName(file.Name()) && file.IsDir() {
 			objects = append(objects, objectIn(root, file.Name(), repair))
 		} else if repair && strings.HasPrefix(file.Name(), "new-") {
 			root.RemoveAll(file.Name())

@@ -2,8 +2,6 @@ package blocks
 
 import (
 	"cmp"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"io/fs"
@@ -93,8 +91,7 @@ func NewWorkingSet(name string, ranges []ObjectRange) *WorkingSet {
 		s.Blocks += n
 		s.Needed += min(r.To*size, objects[r.Object].Size) - r.From*size + n*trailerBytes
 	}
-	sum := sha256.Sum256(fmt.Append(nil, s.spans))
-	s.file = hex.EncodeToString(sum[:16])
+	s.file = hashName(fmt.Append(nil, s.spans))
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if known := d.workingSets[s.file]; known != nil {
