@@ -63,20 +63,24 @@ func changeTime(info os.FileInfo) time.Time {
 var tokenFilePattern = regexp.MustCompile(
 	`^((?:train|val)(?:_\d+)?)(?:\.mask\.bin|\.bin|\.idx|\.npy|\.ds|\.(?:bin|npy|ds)\.(?:index|ids)|\.ds\.metadata)$`)
 
-// shardsOf returns the names, without suffix, of the shards that m lists, which may be nil.
-func shardsOf(m *vocabulary.Manifest) map[string]bool {
-	names := map[string]bool{}
-	if m == nil {
-		return names
-	}
-	for _, split := range m.Splits {
-		for _, shard := range split.Shards {
-			if match := tokenFilePattern.FindStringSubmatch(shard.Name); match != nil {
-				names[match[1]] = true
+// outputOf returns a function that reports whether a file with a name belongs to a shard that m
+// lists, or is one of its arrays. m may be nil.
+func outputOf(m *vocabulary.Manifest) func(name string) bool {
+	shards, arrays := map[string]bool{}, m.ArrayFiles()
+	if m != nil {
+		for _, split := range m.Splits {
+			for _, shard := range split.Shards {
+				if match := tokenFilePattern.FindStringSubmatch(shard.Name); match != nil {
+					shards[match[1]] = true
+				}
 			}
 		}
 	}
-	return names
+	return func(name string) bool {
+		_, isArray := arrays[name]
+		match := tokenFilePattern.FindStringSubmatch(name)
+		return isArray || match != nil && shards[match[1]]
+	}
 }
 
 // withoutOutput removes the files that an earlier run wrote to DIR, which may be below a directory
@@ -90,15 +94,12 @@ func (o *options) withoutOutput(inputs []*input, args []string) []*input {
 	if m == nil {
 		return inputs
 	}
-	shards, arrays := shardsOf(m), m.ArrayFiles()
+	isListed := outputOf(m)
 	isNamed := func(path string) bool {
 		return slices.ContainsFunc(args, func(arg string) bool { return filepath.Clean(resolveParents(arg)) == path })
 	}
 	return slices.DeleteFunc(inputs, func(in *input) bool {
-		name := filepath.Base(in.path)
-		match := tokenFilePattern.FindStringSubmatch(name)
-		_, isArray := arrays[name]
-		if name != manifestName && !isArray && (match == nil || !shards[match[1]]) || isNamed(in.path) {
+		if name := filepath.Base(in.path); name != manifestName && !isListed(name) || isNamed(in.path) {
 			return false
 		}
 		parent, err := os.Stat(filepath.Dir(in.path))
@@ -114,12 +115,11 @@ func (o *options) staleFiles(p *plan) ([]string, error) {
 		return nil, fmt.Errorf("--out: %w", err)
 	}
 	m, _ := vocabulary.Read(filepath.Join(o.dir, manifestName), nil) // a broken one lists no files
-	old, arrays := shardsOf(m), m.ArrayFiles()
+	isListed, replaced := outputOf(m), p.singleFiles()
 	var stale []string
 	for _, e := range entries {
-		match := tokenFilePattern.FindStringSubmatch(e.Name())
-		_, isArray := arrays[e.Name()]
-		if match == nil && e.Name() != manifestName && !isArray {
+		isTokenFile := tokenFilePattern.MatchString(e.Name())
+		if !isTokenFile && e.Name() != manifestName && !isListed(e.Name()) {
 			continue
 		}
 		path := filepath.Join(o.dir, e.Name())
@@ -135,11 +135,11 @@ func (o *options) staleFiles(p *plan) ([]string, error) {
 		switch {
 		case info.IsDir():
 			return nil, fmt.Errorf("%s: is a directory, but a file must be written there: choose another --out", path)
-		case match != nil && !isArray && !old[match[1]] && !slices.Contains(p.singleFiles(), e.Name()):
+		case isTokenFile && !isListed(e.Name()) && !slices.Contains(replaced, e.Name()):
 			return nil, fmt.Errorf("%s: is not listed in vocab.json, so a mount would mix it with the new files: move it away", path)
 		case !o.force:
 			return nil, fmt.Errorf("%s: already exists: replace it with --force, or choose another --out", path)
-		case isArray || match != nil && old[match[1]]:
+		case isListed(e.Name()):
 			stale = append(stale, e.Name())
 		}
 	}
