@@ -7,11 +7,12 @@ import errno
 import json
 import os
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from ._batch import layouts
+from ._descriptor import Descriptor
 from ._errors import Error, MountError, ReadError
 from ._program import Report, run
 from ._read import read_rest
@@ -150,18 +151,13 @@ def close_below(directory: str) -> None:
             reader.close()
 
 
-class _File:
-    """An open sequence.bin of size bytes, which is closed when it is garbage-collected."""
+class _File(Descriptor):
+    """An open sequence.bin of size bytes."""
 
     def __init__(self, directory: int, size: int) -> None:
-        self.fd = -1
         self.fd = os.open("sequence.bin", os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
         if os.fstat(self.fd).st_size != size:
             raise OSError(errno.ESTALE, "sequence.bin has another size than info.json says")
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at exit, os may be gone
-        if self.fd >= 0:
-            close(self.fd)
 
 
 def reason(path: str) -> Report | None:

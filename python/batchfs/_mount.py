@@ -16,10 +16,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
+from ._descriptor import above_standard
 from ._errors import MountError
 from ._files import FileReader, close_below, hint, reason
 from ._pipe import Piped
-from ._program import Log, above_standard, parse_report, program, run, unexplained
+from ._program import Log, parse_report, program, run, unexplained
 from ._ranks import resolve_split
 from ._settings import PathLike, Setting, flags, path_text
 from ._split import Split

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sysconfig
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple, cast
 
+from ._descriptor import Descriptor, above_standard
 from ._errors import MountError
 
 
@@ -37,25 +37,11 @@ def program() -> str:
     raise MountError("there is no program batchfs: pip install --force-reinstall batchfs, or set BATCHFS_PROGRAM to its path")
 
 
-def above_standard(fd: int) -> int:
-    """Returns a descriptor from 3 on in place of fd, which may be below in a daemon that has closed its standard streams."""
-    if fd > 2:
-        return fd
-    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
-    os.close(fd)
-    return moved
-
-
-class Log:
+class Log(Descriptor):
     """The standard error of a program. It is kept in memory, because a full disk would lose it."""
 
     def __init__(self) -> None:
-        self.fd = -1
         self.fd = above_standard(os.memfd_create("batchfs"))
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at exit, os may be gone
-        if self.fd >= 0:
-            close(self.fd)
 
     def end(self, most: int = 2000) -> str:
         """Returns the last bytes."""

@@ -7,8 +7,9 @@ import mmap
 import os
 import sys
 import weakref
-from collections.abc import Callable
 from typing import Any
+
+from ._descriptor import Descriptor
 
 
 def worker_info() -> Any:
@@ -43,7 +44,7 @@ class Numbers(ctypes.Structure):
     has_warned: int  # whether a worker has warned of a loop that did not end
 
 
-class Shared:
+class Shared(Descriptor):
     """Numbers that an iterator or a split shares with its copies in the workers of a DataLoader.
 
     A copy made in any other way, such as with pickle or in another forked or spawned process, has its own numbers.
@@ -54,22 +55,22 @@ class Shared:
     _inherited = b""  # what the numbers were at first, if the memory may be that of another process
 
     def __init__(self, content: bytes = b"", fd: int = -1) -> None:
-        self._fd = fd
+        self.fd = fd
         self._open(content)
         _all.add(self)
 
     def _open(self, content: bytes) -> None:
-        if self._fd < 0:
-            self._fd = os.memfd_create("batchfs-shared")
-            os.pwrite(self._fd, content.ljust(ctypes.sizeof(Numbers), b"\0"), 0)
-        self.memory = Numbers.from_buffer(mmap.mmap(self._fd, ctypes.sizeof(Numbers)))
+        if self.fd < 0:
+            self.fd = os.memfd_create("batchfs-shared")
+            os.pwrite(self.fd, content.ljust(ctypes.sizeof(Numbers), b"\0"), 0)
+        self.memory = Numbers.from_buffer(mmap.mmap(self.fd, ctypes.sizeof(Numbers)))
 
     @property
     def numbers(self) -> Numbers:
         # A process learns only after it has begun whether it is a worker.
         if self._inherited and worker_info() is None and (content := self.__dict__.pop("_inherited", b"")):
-            os.close(self._fd)
-            self._fd = -1
+            os.close(self.fd)
+            self.fd = -1
             self._open(content)
         return self.memory
 
@@ -77,10 +78,6 @@ class Shared:
         """Is called in a forked or spawned process before anything else."""
         self._inherited = bytes(self.memory)
         _all_inherited.append(weakref.ref(self))
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at exit, os may be gone
-        if self._fd >= 0:
-            close(self._fd)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Imported here, because only programs with workers need it.
@@ -90,7 +87,7 @@ class Shared:
         numbers = self.numbers
         if get_spawning_popen() is None:
             return Shared, (bytes(numbers),)
-        return _attach, (DupFd(self._fd),)
+        return _attach, (DupFd(self.fd),)
 
 
 def _attach(duplicate: Any) -> Shared:

@@ -291,13 +291,7 @@ class TestMetrics(waiting.MountedCase):
         """A spawned process, and any other copy, begins at 0."""
         for train in self.both("mixed"):
             train.read(0)
-            context: Any = multiprocessing.get_context("spawn")
-            queue = context.Queue()
-            child = context.Process(target=read_in_child, args=(train.steps(), 2, queue), daemon=True)
-            child.start()
-            before, after = waiting.take(queue)
-            waiting.join(child)
-            self.assertEqual((before["batchfs/batches"], after["batchfs/batches"]), (0, 4))
+            self.assertEqual(counts_in_child("spawn", train), (0, 4))
             self.assertEqual(pickle.loads(pickle.dumps(train)).metrics()["batchfs/batches"], 0)
             self.assertEqual(train.metrics()["batchfs/batches"], 1)
 
@@ -307,13 +301,7 @@ class TestMetrics(waiting.MountedCase):
         waiting.join(waiting.forked(waiting.as_worker, 0, 1, train.read, 0))
         self.assertRaisesRegex(batchfs.Error, "time the loader", train.metrics)
         for method in ("fork", "spawn"):
-            context: Any = multiprocessing.get_context(method)
-            queue = context.Queue()
-            child = context.Process(target=read_in_child, args=(train.steps(), 2, queue), daemon=True)
-            child.start()
-            before, after = waiting.take(queue)
-            waiting.join(child)
-            self.assertEqual((before["batchfs/batches"], after["batchfs/batches"]), (0, 4))
+            self.assertEqual(counts_in_child(method, train), (0, 4))
         self.assertEqual(pickle.loads(pickle.dumps(train)).metrics()["batchfs/batches"], 0)
         self.assertRaisesRegex(batchfs.Error, "time the loader", train.metrics)
 
@@ -349,6 +337,17 @@ class TestMetrics(waiting.MountedCase):
 
 def settings_of(info: dict[str, Any]) -> dict[str, Any]:
     return {key: info[key] for key in ("world", "local_world", "shuffle_block") if info.get(key)}
+
+
+def counts_in_child(method: str, split: batchfs.Split) -> tuple[int, int]:
+    """Returns how many batches a process that is started with a method has counted before and after it reads four."""
+    context: Any = multiprocessing.get_context(method)
+    queue = context.Queue()
+    child = context.Process(target=read_in_child, args=(split.steps(), 2, queue), daemon=True)
+    child.start()
+    before, after = waiting.take(queue)
+    waiting.join(child)
+    return before["batchfs/batches"], after["batchfs/batches"]
 
 
 def read_in_child(steps: Any, n: int, queue: Any) -> None:
