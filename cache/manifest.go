@@ -52,8 +52,8 @@ type Options struct {
 	// Opened, if not nil, is called after each attempt to open a file. Calls may be concurrent.
 	Opened func()
 
-	// Previous, if not nil, is the array of the files before they changed. Open then rejects a file
-	// of it that is being overwritten.
+	// Previous, if not nil, is the array that Open returned before files changed. If one of its
+	// files is being overwritten, Open then returns an error.
 	Previous *Array
 }
 

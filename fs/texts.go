@@ -56,7 +56,7 @@ const textBits = 32
 // textLen returns the length of the text of a handle, in bytes.
 func textLen(fh uint64) uint64 { return fh & (1<<textBits - 1) }
 
-// isAtEnd reports whether a READ begins at the end of a text that is not empty.
+// isAtEnd reports whether a READ begins at or after the end of its text, but not at offset 0.
 func isAtEnd(in *fuse.ReadIn) bool { return in.Offset > 0 && in.Offset >= textLen(in.Fh) }
 
 // mustRender reports whether a READ of a text renders it again.
@@ -74,7 +74,7 @@ func (t *tree) openText(i inode, cancel <-chan struct{}) (fh uint64, err error) 
 
 // A textContent is rendered as a whole.
 type textContent struct {
-	// render returns nil if the sequence is forgotten: see errForgotten.
+	// render returns nil if the kernel has forgotten the sequence of the file: see errForgotten.
 	render func(t *tree, i inode, cancel <-chan struct{}) []byte
 	length func(BatchList) int64 // bytes; nil if only render knows it
 }

@@ -40,7 +40,7 @@ func (job *readJob) pad(p rowPart, from, to int) {
 	job.fill(p, p.padding)
 }
 
-// mask masks the targets at the indexes before ends.
+// mask sets the targets just before the indexes in ends to the padding, which masks them.
 func (job *readJob) mask(p rowPart, ends []int) {
 	first, _ := slices.BinarySearch(ends, p.from+1)
 	last, _ := slices.BinarySearch(ends, p.to+1)

@@ -258,8 +258,9 @@ func (o *CachedObject) readBlock(index int64, ranges []localfile.Range, visit fu
 	}
 }
 
-// Release closes the block files kept open between reads, which frees the space of deleted files,
-// and those of working sets: until they are read again, no process needs their blocks.
+// Release closes the block files kept open between reads, which frees the space of deleted files.
+// It also drops the locks of the working sets to which the object belongs, so that this process no
+// longer counts as a reader of their blocks until it reads them again.
 func (o *CachedObject) Release() {
 	for i := range o.files {
 		if f := o.files[i].Load(); f != nil {

@@ -55,8 +55,8 @@ func (d *disk) open() (*os.Root, error) {
 	return root, nil
 }
 
-// shareContent lets the group use what the user wrote while the directory was private. It does
-// nothing once privatedir.Open has changed the mode of the directory itself.
+// shareContent gives the files of the cache to the group if the directory has been private so far.
+// Afterwards, privatedir.Open changes the mode of the directory itself.
 func (d *disk) shareContent(root *os.Root) {
 	d.sharing.Lock()
 	defer d.sharing.Unlock()
@@ -80,7 +80,7 @@ func (d *disk) shareContent(root *os.Root) {
 	}
 	eachFile(root, ".", func(info fs.FileInfo) {
 		if !isHashName(info.Name()) && info.Name() != workingSetsDir && info.Name() != usedFile {
-			return // the directory may have other files
+			return // the file does not belong to the cache
 		}
 		if info.IsDir() {
 			eachFile(root, info.Name(), func(file fs.FileInfo) { share(filepath.Join(info.Name(), file.Name()), file) })

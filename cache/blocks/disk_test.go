@@ -168,7 +168,7 @@ func TestEvictWithUnknownSize(t *testing.T) {
 	d := object.cache.disk
 	objects, sets, _, err := d.measure()
 	must(t, err)
-	// As if another process could not write it.
+	// This is what a process leaves that cannot write the file.
 	must(t, os.Truncate(filepath.Join(o.Dir, usedFile), 0))
 	victims, _ := victimsIn(objects, sets, func(SavedWorkingSet) bool { return false })
 	_, err = d.evict(victims, 1)

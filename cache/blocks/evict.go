@@ -65,11 +65,11 @@ func (d *disk) makeRoom(s *WorkingSet, need int64) error {
 		return err
 	}
 	now, horizon := time.Now().UnixNano(), s.evictBefore.Load()
-	if horizon > now { // the clock was set back
+	if horizon > now { // possible only if the clock was set back
 		horizon = 0
 	}
 	victims, inUse := victimsIn(objects, sets, func(other SavedWorkingSet) bool {
-		// A set that was read in the future was read before the clock was set back.
+		// If the time of the last read lies in the future, the clock has been set back since then.
 		read := other.Touched.UnixNano()
 		return other.file == s.file || read >= horizon && read <= now+int64(idleTime)
 	})

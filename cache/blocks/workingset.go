@@ -144,7 +144,7 @@ func (d *disk) releaseSetsOf(object string) {
 	defer d.mu.Unlock()
 	for _, s := range d.workingSets {
 		i, _ := slices.BinarySearchFunc(s.spans, span{Object: object}, compareSpans)
-		// If its mutex is held, it is being saved, because it is being read.
+		// While s is being read, another goroutine may hold s.mu to save it.
 		if i < len(s.spans) && s.spans[i].Object == object && s.mu.TryLock() {
 			s.lock.Close()
 			s.lock = nil
@@ -158,7 +158,7 @@ func (s *WorkingSet) Touch() {
 	now := time.Now().UnixNano()
 	s.lastRead.Store(now)
 	saved := s.lastSave.Load()
-	// If the clock was set back, it was saved in the future.
+	// If the clock was set back, the time of the last save may lie in the future.
 	isDue := now-saved > int64(saveEvery) || saved-now > int64(saveEvery)
 	if isDue && saved != math.MaxInt64 && s.lastSave.CompareAndSwap(saved, math.MaxInt64) {
 		go func() {
@@ -205,11 +205,11 @@ func (s *WorkingSet) saveIn(root *os.Root) error {
 	}
 	text, _ := json.Marshal(SavedWorkingSet{Name: s.Name, Needed: s.Needed, Enough: enough, Spans: s.spans})
 	f, err := openRegular(root, name)
-	// A file on which a process holds a lock is valid. It stays, because the process would no
-	// longer seem alive.
+	// A file on which another process holds a lock is valid. It must not be replaced by a new file
+	// without that lock, because its process would no longer seem alive.
 	isHeld := err == nil && privatedir.Lock(f, unix.LOCK_EX|unix.LOCK_NB) != nil
 	if isHeld && (s.savedLimit != enough || root.Chtimes(name, read, read) != nil) {
-		err = overwrite(root, name, text) // also sets its time, even if another user owns it
+		err = overwrite(root, name, text) // sets the time of the file, too, even of another user's
 	}
 	if !isHeld || err != nil {
 		f.Close()

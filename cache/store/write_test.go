@@ -122,7 +122,8 @@ func TestPut(t *testing.T) {
 	}
 }
 
-// Probing an object that was written, whose ETag is unknown, finds out whether the store answers.
+// A probe finds out whether the store answers, even if the ETag of its object is unknown, as after
+// a failed Put.
 func TestProbeOfWritten(t *testing.T) {
 	b, c := newFakeBucket(t)
 	o := Object{Scheme: "s3", Bucket: "bucket", Key: "a", Size: 9}

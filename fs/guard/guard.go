@@ -82,8 +82,8 @@ type Pages struct{ From, To uint64 }
 //	LOOKUP   1 row or nothing     FORGET
 //	GETATTR  1 row or nothing     -
 //	OPEN     1 row or nothing     RELEASE
-//	READ     its rows and reply,  Discard
-//	         1 row or nothing
+//	READ     its rows and reply   Discard
+//	         or 1 row or nothing
 //	READDIR  1 row or nothing     -
 //
 // Rollback returns the batch number of an abandoned READ without waiting for the handler.

@@ -297,13 +297,15 @@ func (m *Mounted) Snapshot() (*os.File, error) {
 	for {
 		inode := shared.Snapshot.Load()
 		file, err := m.openMemfd("batchfs-snapshot", os.O_RDONLY, func(memfd *os.File) bool { return inode == 0 || inodeOf(memfd) == inode })
-		if err == nil || shared.Snapshot.Load() == inode { // otherwise, it has just been replaced
+		if err == nil || shared.Snapshot.Load() == inode {
 			return file, err
 		}
+		// The snapshot has just been replaced by another one.
 	}
 }
 
-// openMemfd opens a memfd of the supervisor, by its name and a function that recognizes it.
+// openMemfd opens the memfd of the supervisor that has this name and for which matches returns
+// true.
 func (m *Mounted) openMemfd(name string, flag int, matches func(memfd *os.File) bool) (*os.File, error) {
 	file, err := m.findMemfd(name, matches)
 	if err != nil {
@@ -319,8 +321,9 @@ func permissionError(err error) error {
 
 const stateMemfd = "batchfs" // name of the memfd from state.New
 
-// findMemfd is like openMemfd, but opens the memfd with O_PATH. A name is not enough: a log of the
-// Python package has that of the shared memory, and a supervisor may hold several snapshots.
+// findMemfd is like openMemfd, but opens the memfd with O_PATH. A supervisor may hold several
+// memfds of one name: a log of the Python package has the name of the shared memory, and a restart
+// adds another snapshot.
 func (m *Mounted) findMemfd(name string, matches func(memfd *os.File) bool) (*os.File, error) {
 	dir := process.Dir(m.Supervisor) + "/fd/"
 	fds, err := os.ReadDir(dir)

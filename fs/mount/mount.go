@@ -72,8 +72,8 @@ func Connect(mountpoint string, allowOther bool) (*Mounted, *os.File, error) {
 	return nil, nil, err
 }
 
-// CheckAddressSpace returns an error if the processes of a mount would run out of address space,
-// most of which they only reserve.
+// CheckAddressSpace returns an error if the address space is limited to less than the processes of
+// a mount reserve. They use only a small part of what they reserve.
 func CheckAddressSpace() error {
 	const needed = 13 << 28 // 3.25 GiB
 	var limit unix.Rlimit

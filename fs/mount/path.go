@@ -20,7 +20,7 @@ func Resolve(path string) (string, error) {
 		return "", err
 	}
 	for range maxLinks {
-		// Unlike Dir, Split keeps "..", which may follow a link.
+		// Unlike filepath.Dir, Split does not remove "..", which may stand after a symbolic link.
 		dir, name := filepath.Split("/" + strings.Trim(abs, "/"))
 		dir, err := filepath.EvalSymlinks(dir)
 		if errors.Is(err, os.ErrNotExist) {

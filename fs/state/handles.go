@@ -48,9 +48,11 @@ type Handles struct {
 // An inFlightRead is a READ without a reply.
 type inFlightRead struct {
 	ReadRequest
-	batch    uint64 // batch number
-	takenFor uint64 // slot.assignedRequest: after a seek, a handle can take the same number again
-	added    bool   // whether it added to the delivered ranges
+	batch uint64 // batch number
+	// takenFor is the id of the request for which the number was taken. After a seek, a handle can
+	// take the same number again.
+	takenFor uint64
+	added    bool // whether it added to the delivered ranges
 }
 
 // A handleState is the state of a handle of next. It is always computed from the handle's slot, so

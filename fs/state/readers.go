@@ -50,7 +50,8 @@ func (r *ReaderStats) Since() (waits bool, d time.Duration) {
 	return signedSince < 0, time.Duration(clock.Now() - max(signedSince, -signedSince))
 }
 
-// HasRead reports whether the reader has sent a request. Until then, Since has no meaning.
+// HasRead reports whether the reader has sent a request. If it has not, the result of Since is
+// meaningless.
 func (r *ReaderStats) HasRead() bool { return r.signedSince.Load() != 0 }
 
 // Readers returns the readers of all slots ever used. Elements with Sequence 0 are unused.

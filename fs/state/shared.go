@@ -176,10 +176,10 @@ func (s *Shared) Unresponsive() map[string]time.Duration {
 // AnnounceRestart tells the supervisor that a signal to restart follows.
 func (s *Shared) AnnounceRestart() { s.restartAnnounced.Store(clock.Now()) }
 
-// announcedFor is how long a signal may take after it was announced.
+// announcedFor limits the time between the announcement of a restart and its signal.
 const announcedFor = 10 * time.Second
 
-// IsRestartAnnounced reports whether a signal to restart has just been announced.
+// IsRestartAnnounced reports whether AnnounceRestart was called within the last ten seconds.
 func (s *Shared) IsRestartAnnounced() bool {
 	return clock.Now()-s.restartAnnounced.Load() < int64(announcedFor)
 }

@@ -23,7 +23,8 @@ import (
 func (s *supervisor) requestRestart() error {
 	if !s.shared.IsRestartAnnounced() && s.IsOrphaned() {
 		if s.IgnoreHangup || !s.graceEnd.IsZero() {
-			return nil // one lost terminal can cause two signals, from the shell and the kernel
+			// The shell and the kernel may each send a signal when a terminal is lost.
+			return nil
 		}
 		return s.stop()
 	}
@@ -166,7 +167,7 @@ func (s *supervisor) processFailed(p *workerProcess, why error) error {
 		}
 		return nil
 	case p.isServing:
-		// If kill found its msgServing, it may have answered requests.
+		// If it is kill that found the msgServing of p, p may have answered requests.
 		if p.isRestart || s.lastFailure != nil {
 			s.recordServing()
 		}
@@ -257,7 +258,8 @@ func (s *supervisor) setSnapshot(file *os.File) {
 	}
 }
 
-// recordSnapshot lets other processes tell s.Snapshot from that of a restart in progress.
+// recordSnapshot records which of the snapshots that this process holds is s.Snapshot. During a
+// restart, it holds two.
 func (s *supervisor) recordSnapshot() {
 	if info, err := s.Snapshot.Stat(); err == nil {
 		s.shared.Snapshot.Store(info.Sys().(*syscall.Stat_t).Ino)

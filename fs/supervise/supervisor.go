@@ -36,11 +36,10 @@ type Options struct {
 	Worker   func(isRestart bool) *exec.Cmd
 	Snapshot *os.File         // snapshot for the first worker; Run closes it
 	Restart  <-chan os.Signal // signals to replace the worker
-	// IsOrphaned reports whether a signal to replace the worker was sent because the terminal of
-	// this process is gone. It is then one to unmount or, with IgnoreHangup, ignored. IsOrphaned is
-	// not asked about those of batchfs restart.
+	// IsOrphaned reports whether this process has lost its terminal. A signal in Restart then
+	// unmounts, unless batchfs restart has announced it.
 	IsOrphaned   func() bool
-	IgnoreHangup bool
+	IgnoreHangup bool             // whether that signal does nothing instead
 	Stop         <-chan os.Signal // signals to unmount; the second one ends the grace period
 	Grace        time.Duration    // time for open files to be closed before the mount ends
 	NoResend     bool             // whether to assume that the kernel does not resend requests
@@ -59,7 +58,7 @@ type supervisor struct {
 	shared       *state.Shared
 	sharedMemory *os.File // file that shared maps
 
-	worker  *workerProcess // serving, or about to; nil until retryAt
+	worker  *workerProcess // the process that serves or will serve; nil until retryAt
 	next    *workerProcess // the standby, or the new worker of a restart, or nil
 	retryAt time.Time
 

@@ -24,12 +24,12 @@ func Text(text string) string { return escape(text, "\n\t\u200c\u200d") }
 // plainArg matches arguments that mean themselves to a shell.
 var plainArg = regexp.MustCompile(`^[\pL\pM\pN_./:,@%+=-]+$`)
 
-// ShellArg returns an argument as a shell needs it in a command, in quotes if necessary. Name does
-// not change the result.
+// ShellArg returns an argument as it must be written in a shell command, with quotes if necessary.
+// The result has nothing that Name would escape.
 func ShellArg(arg string) string {
 	switch {
 	case Name(arg) != arg:
-		// Only these quotes, which bash and zsh know, can hold what Name escapes.
+		// Among the quotes of shells, only these have escapes. bash and zsh know them.
 		return "$'" + Name(strings.NewReplacer(`\`, `\\`, "'", `\'`).Replace(arg)) + "'"
 	case plainArg.MatchString(arg):
 		return arg

@@ -40,7 +40,7 @@ func TestText(t *testing.T) {
 	}
 }
 
-// A shell reads each argument as it was, and a plain one looks as it is.
+// A shell gets the original argument, and an argument without special characters is not quoted.
 func TestShellArg(t *testing.T) {
 	for arg, want := range map[string]string{
 		"/mnt/a-b_c.d,e:f@g%h+i=1": "/mnt/a-b_c.d,e:f@g%h+i=1",

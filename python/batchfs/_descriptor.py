@@ -12,7 +12,8 @@ class Descriptor:
 
     fd = -1  # the descriptor, or -1 if there is none
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # the module os may be gone when Python ends
+    # The module os may be gone when Python ends.
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if self.fd >= 0:
             close(self.fd)
 

@@ -56,14 +56,14 @@ class FileReader:
             if done != self.size:  # a read of more than a mebibyte may return a part
                 read_rest(lambda to, done: os.preadv(file.fd, to, at + done), buffers, done, self.size)
         except OSError as e:
-            self.refresh(k)  # while an open file shows that it is the same mount
+            self.refresh(k)  # before close, because it compares the open file with the mount
             self.close()  # after a takeover or with new tokens, the file must be opened again
             raise ReadError(self._describe(k, e)) from e
 
     def refresh(self, k: int) -> None:
         if "stages" not in self.info:
             return
-        with contextlib.suppress(OSError, ReadError):  # such as after the mount has ended
+        with contextlib.suppress(OSError, ReadError):  # the mount may have ended
             file, directory = self.file, os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 # A restart changes no batches that were read. But this reader may have read some
@@ -126,7 +126,8 @@ class FileReader:
             try:
                 sequences: dict[str, Any] = json.loads((root / "status.json").read_text())["sequences"]
                 failed = {name: _settings(name.split("/")) for name in sequences if sequences[name]["last_error"]}
-            except (OSError, ValueError, LookupError, TypeError):  # none, or one of another program
+            # There is no such file, or it is another program's.
+            except (OSError, ValueError, LookupError, TypeError):
                 continue
             settings = _settings(path.relative_to(root).parts)
             mine = [name for name in failed if failed[name] <= settings]

@@ -38,7 +38,7 @@ class Counter(Locked):
     def _reset(self) -> None:
         self._seconds, self._batches = 0.0, 0  # since the counter was made
         self._taken = (0.0, 0)  # the values of both when take was called last
-        # The number of rows of each source since then. The lock guards it.
+        # The number of rows of each source since take was called last. The lock guards it.
         self._rows: collections.Counter[int] = collections.Counter()
         self._sources = bytearray()  # the arrays "source" of the batches that are not in _rows yet
 
@@ -55,7 +55,7 @@ class Counter(Locked):
         self._seconds += clock() - begun
 
     def _count_rows(self) -> None:
-        sources = bytes(self._sources)  # the owner may add others meanwhile
+        sources = bytes(self._sources)  # a copy, because another thread may append to it
         counts: list[int] = np.bincount(np.frombuffer(sources, np.int16)).tolist()
         self._rows.update(dict(enumerate(counts)))
         del self._sources[: len(sources)]
@@ -88,7 +88,8 @@ class Meter(Locked):
         super().__init__()
         self._info = info
         self._shared = shared or Shared()
-        self._loops = self._shared.memory.begun  # of workers, before this process had the meter
+        # Loops of workers that began before this process had the meter.
+        self._loops = self._shared.memory.begun
         self.batch_size: int = info["batch_size"]
         self._own = Counter(self, self)
         self._counters: list[Counter] = [self._own]

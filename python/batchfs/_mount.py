@@ -174,7 +174,7 @@ def _start(args: list[str], directory: str) -> tuple[subprocess.Popen[bytes], Lo
         try:
             log = Log()
             ours, theirs = (files.enter_context(os.fdopen(above_standard(fd), mode)) for fd, mode in zip(os.pipe(), ("rb", "wb")))
-            # In a session of its own, the program does not get Ctrl-C: see Process.
+            # In a session of its own, the program does not get the signal of Ctrl-C: see Process.
             process = subprocess.Popen(
                 [program(), "mount", "--status-fd", str(theirs.fileno()), *args],
                 stdin=subprocess.DEVNULL,
@@ -204,7 +204,7 @@ def _unmount(directory: str, process: subprocess.Popen[bytes], parent: int, moun
     if os.getpid() != parent:
         process.returncode = 0  # only the program's parent can wait for it
         return
-    close_below(mountpoint)  # the mount would wait for them
+    close_below(mountpoint)  # a mount waits for open files before it ends
     try:
         process.terminate()
         process.wait()
@@ -235,7 +235,7 @@ def _clear(process: subprocess.Popen[bytes], directory: str) -> None:
 
 def _mounted_by(pid: int) -> list[str]:
     """Returns the mountpoints of a supervisor, which may be in a moved directory, without touching them."""
-    # In text mode, a \r in a name would end a line.
+    # Reading as text would take a \r in a name for the end of a line.
     lines = os.fsdecode(Path("/proc/self/mountinfo").read_bytes()).split("\n")
     # A container may see the mounts of others, whose processes have the same numbers.
     try:

@@ -23,14 +23,14 @@ def program() -> str:
         MountError: there is no such program.
     """
     if path := os.environ.get("BATCHFS_PROGRAM"):
-        # Without a slash, exec would search the PATH.
+        # The path is made absolute, because exec would search the PATH for a name without a slash.
         if found := shutil.which(os.path.abspath(path)):
             return found
         raise MountError(f"BATCHFS_PROGRAM: {path} is no program")
     user = sysconfig.get_preferred_scheme("user")
     target = os.path.dirname(os.path.dirname(__file__))  # pip install --target
     for scripts in (sysconfig.get_path("scripts"), sysconfig.get_path("scripts", user), os.path.join(target, "bin")):
-        if path := shutil.which(os.path.join(scripts, "batchfs")):  # not a directory
+        if path := shutil.which(os.path.join(scripts, "batchfs")):  # which ignores directories
             return path
     if path := shutil.which("batchfs"):
         return path

@@ -50,7 +50,7 @@ def integer(name: str, value: SupportsIndex, low: int = -(2**63), high: int = 2*
 
 def text(key: str, value: Setting) -> str:
     """Returns the value of a setting in the form that --set takes."""
-    # TOML has the escapes of JSON, but no pairs of surrogates, and it also demands one for DEL.
+    # A string of JSON is one of TOML if it has no escaped surrogates, and DEL is escaped.
     words = value if isinstance(value, str) else json.dumps(_plain(key, value), ensure_ascii=False).replace("\x7f", r"\u007f")
     return _without_null(key, words)
 

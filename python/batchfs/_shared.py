@@ -27,8 +27,8 @@ def loop_number(process: Any, loops: int) -> int:
 
     if getattr(getattr(process, "_target", None), "__name__", "") != "_worker_loop":
         return 0
-    # PyTorch has no such number. But all workers send their batches to the same queue, their second
-    # one, and a queue is a pipe with an inode of its own.
+    # PyTorch has no such number. But the workers of a loop send their batches to one queue, the
+    # second of their arguments that is a queue. It is a pipe, whose inode number is used here.
     queues: list[Any] = [arg for arg in process._args if isinstance(arg, Queue)]
     return os.fstat(queues[1]._writer.fileno()).st_ino % 2**32 << 24 | loops if len(queues) > 1 else 0
 
@@ -50,9 +50,11 @@ class Shared(Descriptor):
     A copy made in any other way, such as with pickle or in another forked or spawned process, has its own numbers.
     """
 
-    memory: Numbers  # the numbers, perhaps those of the process that started this one
+    # The numbers; until `numbers` is read, perhaps those of the process that started this one.
+    memory: Numbers
 
-    _inherited = b""  # what the numbers were at first, if the memory may be that of another process
+    # The values of the numbers when this process began, while memory may be another process's.
+    _inherited = b""
 
     def __init__(self, content: bytes = b"", fd: int = -1) -> None:
         self.fd = fd
@@ -67,7 +69,7 @@ class Shared(Descriptor):
 
     @property
     def numbers(self) -> Numbers:
-        # A process learns only after it has begun whether it is a worker.
+        # worker_info is set only some time after a worker has begun.
         if self._inherited and worker_info() is None and (content := self.__dict__.pop("_inherited", b"")):
             os.close(self.fd)
             self.fd = -1
@@ -97,7 +99,8 @@ def _attach(duplicate: Any) -> Shared:
 
 
 _all: weakref.WeakSet[Shared] = weakref.WeakSet()
-_all_inherited: list[weakref.ref[Shared]] = []  # what this process has from the one that started it
+# Those that this process has got from the one that started it.
+_all_inherited: list[weakref.ref[Shared]] = []
 
 
 def _before_fork() -> None:

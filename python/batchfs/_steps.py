@@ -44,7 +44,8 @@ class StepIterator(Locked):
         self.counter = split.meter.counter(self)
         self._begun = self._loaded = 0  # the values in shared that this process has seen last
         self._iterated = -1  # the step at the last call of iter
-        self._resumed = -1  # the step of a loaded state, or -1 once its loop has ended
+        # The step of the loaded state; -1 if there is none or its loop has ended.
+        self._resumed = -1
         self._loops = 0  # the number of loops that this worker has begun
         self._is_again = False  # whether this worker's loop begins again at the start
         self._limit = self.stop  # 0 in a worker until its loop returns a batch
@@ -76,8 +77,8 @@ class StepIterator(Locked):
             self._loaded = shared.loaded
         self._loops += 1
         process: Any = current_process()
-        # If it is started in another way than PyTorch's, the best guess is that the process numbers
-        # of a loop's workers are consecutive.
+        # If a library other than PyTorch has started the workers, their process numbers are
+        # probably consecutive.
         loop = loop_number(process, self._loops) or (process._identity[-1] - worker.id) << 24 | self._loops
         shared.loop = shared.loop or loop
         self._is_again = shared.loop != loop

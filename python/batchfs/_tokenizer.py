@@ -91,7 +91,7 @@ def save_tokenizer(tokenizer: Any, path: PathLike) -> None:
     else:
         raise ArgumentError(f"tokenizer must be a tiktoken.Encoding, or one of tokenizers or a fast one of transformers (got a {type(tokenizer).__name__})")
     target = os.path.realpath(path_text("path", path))
-    if os.path.exists(path) and not os.path.isfile(path):  # such as /dev/stdout
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe or device, such as /dev/stdout
         Path(path).write_text(text, encoding="utf-8")
         return
     # Several processes may write the same file.

@@ -921,7 +921,7 @@ class TestProcesses(Case):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             first = iter(loader)
-            self.assertEqual(int(next(first)[0]), 9)  # so that a worker of this loop has begun
+            self.assertEqual(int(next(first)[0]), 9)  # a worker of the first loop has begun
             self.assertEqual([int(k) for k, _ in read_all(loader)], [*range(2, 13)])
             self.assertEqual([int(k) for k, _ in first], [*range(10, 13)])
 
@@ -1384,7 +1384,7 @@ class TestSameSequence(Place):
     def test_changed_schedule(self) -> None:
         """A state has the schedule of the batches that were read, even if the first of them followed a restart."""
         config = self.directory / "data/stages.toml"
-        write_stages(config, 300 * B, "max_epochs = 1\n")  # of b
+        write_stages(config, 300 * B, "max_epochs = 1\n")
         with batchfs.mount(config=config) as m:
             train = m.split("train")
             steps = train.steps()

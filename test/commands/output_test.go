@@ -85,7 +85,7 @@ func TestAdvisedCommands(t *testing.T) {
 		parent := t.TempDir()
 		dir := filepath.Join(parent, name)
 		t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
-		// follow runs the command at the end of what batchfs printed.
+		// follow runs the command that stands at the end of a message of batchfs.
 		follow := func(printed, before string) {
 			t.Helper()
 			_, advised, ok := strings.Cut(printed, before)

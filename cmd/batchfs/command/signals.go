@@ -13,10 +13,12 @@ import (
 
 type stopKey struct{} // key of the function behind StopNotifying
 
-// Signals are the signals that end a command. With nohup, SIGHUP is not one of them.
+// Signals returns the signals that end a command. They include SIGHUP, unless the command was
+// started with nohup.
 func Signals() []os.Signal {
 	list := []os.Signal{syscall.SIGINT, syscall.SIGTERM}
-	if !signal.Ignored(syscall.SIGHUP) { // signal.Notify would also catch an ignored one
+	// Notify would also catch a signal that whoever started this process wants to be ignored.
+	if !signal.Ignored(syscall.SIGHUP) {
 		list = append(list, syscall.SIGHUP)
 	}
 	return list

@@ -71,8 +71,8 @@ func parseSet(arg string) (*document, error) {
 		return nil, fmt.Errorf("--set %s: must be key=value, e.g. --set batch.seed=7", arg)
 	}
 	if !strings.ContainsAny(value, "\r\n") {
-		// A comment would hide the end of the list. What looks like one after a number is part of a
-		// path, such as 1#a.bin.
+		// In a path such as 1#a.bin, TOML would take #a.bin for a comment. A value with a comment
+		// is not valid in a list, because the comment includes the end of the list.
 		_, inList := parse("", name+" = ["+value+"]")
 		isQuoted := strings.IndexAny(strings.TrimSpace(value), "'\"[{") == 0
 		if d, err := parse("", name+" = "+value); err == nil && (inList == nil || isQuoted) {

@@ -100,7 +100,8 @@ func (b *BatchList) Read(dst []byte, k uint64, off int64) error {
 		return err
 	}
 	lastRow := b.Sequence.ScheduleRow(last, b.Sequence.BatchSize-1)
-	b.furthest().Record(max(lastRow, lastRow+1), b.spec.Name, last) // lastRow may be math.MaxUint64
+	// If lastRow is math.MaxUint64, the sum is 0.
+	b.furthest().Record(max(lastRow, lastRow+1), b.spec.Name, last)
 	if b.prefetcher != nil {
 		if set := b.workingSet(); set != nil {
 			set.Touch()

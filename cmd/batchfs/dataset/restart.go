@@ -126,7 +126,7 @@ type ScheduleCheck struct {
 type scheduleDifference struct {
 	row    uint64 // first row that differs, as sampler.Sequence.ScheduleRow counts rows
 	exists bool   // whether there is a difference
-	hosts  uint64 // number of hosts whose rows the schedules count separately
+	hosts  uint64 // number of hosts; the schedules number the rows of each host from 0
 	block  uint64 // number of tokens in a row
 }
 

@@ -64,9 +64,9 @@ func (d *Dataset) stageInfos() (list []map[string]any) {
 	return list
 }
 
-// ScheduleSettings returns settings that lead from the split to a sequence with the same schedule.
-// They are equal for all sequences whose rows come from the same sources in the same order. With
-// source, there is only one order, so that they are empty.
+// ScheduleSettings returns the settings of a sequence of the split that has the same schedule as d.
+// They are equal for all sequences whose rows come from the same sources in the same order, and
+// empty for a sequence of a single source (source=NAME), whose schedule cannot differ.
 func (d *Dataset) ScheduleSettings() string {
 	s := d.Split
 	if s.Only > 0 {
@@ -78,12 +78,12 @@ func (d *Dataset) ScheduleSettings() string {
 			settings[key] = value
 		}
 	}
-	// One rank reads all rows of its host, in whatever order and dtype.
+	// A single rank reads all rows of its host. Their order and dtype make no difference.
 	settings["batch_size"], settings["rank"], settings["world"], settings["local_world"] = 1, 0, d.Sequence.Hosts(), 1
 	settings["shuffle_block"] = s.ShuffleBlock
 	delete(settings, "seed")
 	delete(settings, "dtype")
-	if s.ShuffleBlock == 0 { // which needs order = "shuffle"
+	if s.ShuffleBlock == 0 { // shuffle_block needs order = "shuffle"
 		delete(settings, "order")
 	}
 	return config.JoinSettings(settings)

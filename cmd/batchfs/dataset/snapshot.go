@@ -54,7 +54,7 @@ type splitSnapshot struct {
 func NewSnapshot(mountpoint string, flags config.Flags, raw config.RawConfig, datasets []*Dataset) (*Snapshot, error) {
 	dir, err := unix.Getwd() // unlike os.Getwd, it works in a directory that may not be entered
 	if err == unix.ENOENT {
-		err = nil // the directory was removed, so all paths are absolute
+		err = nil // the working directory was removed; opening relative paths has failed already
 	}
 	if err != nil {
 		return nil, err

@@ -64,7 +64,7 @@ func readVocabHint(s *config.Split, files []config.SourceFiles, remote *blob.Rem
 	if sizesErr != nil {
 		return h, sizesErr
 	}
-	width := int64(0) // of a token in bytes, if files have no header
+	width := int64(0) // size of a token in a file without a header, in bytes; 0 if unknown
 	if v != nil && array.DType(v.TokenDType).Known() {
 		width = int64(array.DType(v.TokenDType).Size())
 	}

@@ -39,7 +39,7 @@ type memoryMiss struct {
 const (
 	countedRows = 20_000  // rows whose blocks are counted, in each range of steps
 	maxLookups  = 500_000 // approximate calls of Find
-	maxAsked    = 5e7     // limit of such calls for a block that is read in many epochs
+	maxAsked    = 5e7     // limit of calls of Find for one block that is read in many epochs
 )
 
 // countBlocks counts the blocks that the first steps need, from two samples: all blocks of some

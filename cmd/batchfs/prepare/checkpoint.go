@@ -58,7 +58,7 @@ func (s *checkpoint) checkShards(w *workDir) error {
 func (o *options) startCheckpoint(w *workDir, p *plan) (*checkpoint, error) {
 	begin := &checkpoint{Settings: p.settings, Inputs: digestInputs(p.files(), true)}
 	saved, err := w.load()
-	w.hasCheckpoint = saved != nil || err != nil // what is wrong with it can perhaps be mended
+	w.hasCheckpoint = saved != nil || err != nil // a user may repair a checkpoint with an error
 	if saved != nil {
 		switch {
 		case saved.Settings != begin.Settings && !saved.continuesWith(begin.Settings):

@@ -17,8 +17,8 @@ type column struct {
 	needed  bool      // whether a field leads to it, or to a column above it
 
 	isInteger  bool   // whether its values are integers
-	isUnsigned bool   // whether a Parquet file keeps unsigned integers in signed ones
-	unreadable string // kind of values that are not read from a Parquet file; empty for others
+	isUnsigned bool   // whether the integers are unsigned; Parquet stores them as signed ones
+	unreadable string // what the values are, such as decimals, if prepare cannot read them; else ""
 
 	index   int // among the leaves of a parquet file, or the members of a struct of Arrow
 	parquet parquetLevels

@@ -38,7 +38,7 @@ type decompressor struct {
 // newDecompressor returns nil if magic, the first four bytes of a file, are not those of gzip or
 // zstd. No text in UTF-8 begins with those. in is the whole file.
 func newDecompressor(magic []byte, in io.Reader) (*decompressor, error) {
-	// The buffer is small, so that the bytes read from in say how far it is.
+	// The buffer is small, so that the number of bytes read from in shows the progress.
 	buffered := bufio.NewReader(sourceReader{in})
 	switch {
 	case string(magic) == tokenfile.ZstdMagic, tokenfile.IsSkippable(magic):
@@ -132,7 +132,8 @@ func (g *gzipReader) next() error {
 	return errTrailing
 }
 
-// A sourceError is an error of what a decoder reads, which says nothing about the compressed data.
+// A sourceError is an error of the disk or store from which a decoder reads. It does not mean that
+// the compressed data is damaged.
 type sourceError struct{ error }
 
 type sourceReader struct{ io.Reader }

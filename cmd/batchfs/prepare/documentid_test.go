@@ -179,7 +179,7 @@ func TestPrepareNullStructs(t *testing.T) {
 	}
 }
 
-// Unsigned integers, which Parquet keeps in signed ones, are not negative.
+// Unsigned integers of Parquet, which stores them as signed ones, do not become negative.
 func TestPrepareUnsignedIDs(t *testing.T) {
 	type row struct {
 		Hash uint64   `parquet:"hash"`
@@ -197,7 +197,7 @@ func TestPrepareUnsignedIDs(t *testing.T) {
 	}
 }
 
-// Values that would become other ones are refused.
+// Types whose values --id could not write as they are, are refused.
 func TestPrepareUnreadableIDs(t *testing.T) {
 	type row struct {
 		Text  string   `parquet:"text"`

@@ -97,7 +97,7 @@ type encodeWorker struct {
 	encoder   encoder
 	scratch   []uint32
 	notes     *notes // counts in the current chunk or line
-	lineNotes notes  // what fieldTexts counts in the current line; here, it takes no new memory
+	lineNotes notes  // counts of the current line; a field, so that a line allocates none
 	joinNames bool   // whether names of fields that are separated by dots may be one key
 	id        []byte // id of the document in the current line, as JSON
 

@@ -36,7 +36,7 @@ func (o *options) isComplete(p *plan) bool {
 	return true
 }
 
-// hasChangedSince reports whether an input has changed since a run began with this digest of them.
+// hasChangedSince reports whether an input has changed since digest was computed from all inputs.
 func (p *plan) hasChangedSince(digest string) bool {
 	var now []*input
 	for _, in := range p.files() {
@@ -146,7 +146,8 @@ func (o *options) staleFiles(p *plan) ([]string, error) {
 	return stale, nil
 }
 
-// singleFiles returns the names of all token files that are written, unless they are shards.
+// singleFiles returns the names of all token files that the plan writes, or none if it writes
+// numbered shards.
 func (p *plan) singleFiles() (names []string) {
 	f := outputFormats[p.settings.Format]
 	for i, split := range splits {

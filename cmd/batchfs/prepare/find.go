@@ -87,15 +87,16 @@ func findInputs(args, include []string, as inputFormat, stdin io.Reader, remote 
 
 // realPath returns the absolute path of a file, with all symbolic links resolved.
 func realPath(path string) (string, error) {
-	real, err := filepath.EvalSymlinks(path) // relative unless a link is absolute
+	real, err := filepath.EvalSymlinks(path) // the result may be relative
 	if err != nil {
 		return "", err
 	}
 	return filepath.Abs(real)
 }
 
-// resolveParents returns a path to the same file from which filepath.Clean may remove "..". If link
-// is a symbolic link, link/.. is above its target, and not the directory of link.
+// resolveParents returns a path that filepath.Clean does not change into a path to another file. If
+// link is a symbolic link, link/.. is the directory above its target, but Clean returns the
+// directory of link.
 func resolveParents(path string) string {
 	i := strings.LastIndex(path+"/", "/../")
 	if i < 0 {

@@ -98,7 +98,7 @@ func replaceNaN(line []byte) []byte {
 		return line
 	}
 	var replaced []byte
-	copied := 0 // bytes of line
+	copied := 0 // length of the part of line that is in replaced
 	for i := 0; i < len(line); i++ {
 		switch line[i] {
 		case '"':

@@ -119,7 +119,7 @@ func TestPrepareTooManyUnusableLines(t *testing.T) {
 	}
 }
 
-// Lines that are too long are among the lines that were read.
+// Lines that are left out because they are too long count among the unusable ones of all lines.
 func TestPrepareTooManyLongLines(t *testing.T) {
 	useSmallChunks(t, 1<<10, 4<<10)
 	line := "{\"text\": \"a\"}\n"

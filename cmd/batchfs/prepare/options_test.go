@@ -219,7 +219,7 @@ func TestPrepareRefuses(t *testing.T) {
 	}
 }
 
-// A file that was not downloaded, or not completely, is refused with what to do.
+// The error for a file that was not downloaded, or not completely, says what to do.
 func TestPrepareRefusesDownloads(t *testing.T) {
 	const pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 	for _, name := range []string{"a.txt", "a", "a.jsonl", "a.json", "a.parquet", "a.arrow", "a.jsonl.gz", "a.md"} {

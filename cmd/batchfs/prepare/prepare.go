@@ -319,7 +319,7 @@ func (o *options) makeFiles(ctx context.Context, p *plan, work *workDir, s *chec
 	}
 	manifest := p.manifest(made, eotAt, &s.Notes)
 	if p.hasChangedSince(s.Inputs) {
-		manifest.Run = "" // the same command would have other texts
+		manifest.Run = "" // so that the same command does not take these files for its own
 	}
 	if err := create(work.dir, manifestName, func(out *bufio.Writer) error { return manifest.Write(out) }); err != nil {
 		return err

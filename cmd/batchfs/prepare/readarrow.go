@@ -58,7 +58,8 @@ func (r *reader) readArrow(s *stream, pos position) (err error) {
 		if from, err = arrowOfFooter(file, size); err != nil {
 			return invalid(err)
 		}
-		counted := buffered.Buffered() // by Peek, of what is read again
+		// Bytes that Peek has read and counted, and that are read again.
+		counted := buffered.Buffered()
 		if spooled {
 			counted = int(s.in.size())
 		}

@@ -37,7 +37,7 @@ func (r *reader) readParquet(s *stream, pos position) (err error) {
 		return err
 	}
 	size := f.Size()
-	if spooled { // and thus all bytes have been counted
+	if spooled { // spooling has counted all bytes
 		size = s.in.size()
 		r.countBytes(-int(size))
 	}
@@ -123,7 +123,8 @@ type parquetReader struct {
 	row      rowJSON
 }
 
-// bytesBefore returns about where a row begins on disk. A row may take less than a byte.
+// bytesBefore returns an estimate of the number of bytes on disk before a row. The difference for
+// two adjacent rows may be 0.
 func (p *parquetReader) bytesBefore(row int64) int { return int(p.rowBytes * float64(row)) }
 
 // readGroup adds the rows of a row group from p.pos on. The number of its first row is first.

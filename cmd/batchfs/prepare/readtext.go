@@ -174,7 +174,8 @@ func (r *reader) begin(s *stream, pos *position) (leftOut bool, err error) {
 	}
 	switch kind := nonTextContent(s.in, r.buf); {
 	case s.in.format == textFormat && (r.encoding.ids || r.encoding.masked || r.encoding.id != nil):
-		// A text has no fields. Its name is that of a binary file, or checkInputs would refuse it.
+		// The options need fields, which a text lacks. Only a text with the name of a binary file
+		// gets here, because checkInputs rejects all others.
 		return true, r.leaveOut(s.in, *pos)
 	case s.decompressor == nil && isCompressedName(s.in.path) && !s.in.asText && !utf8.Valid(r.buf[:runeEnd(r.buf)]):
 		return false, errors.New("is neither gzip nor zstd, and not text: copy or download the file again, or leave it out")

@@ -237,8 +237,8 @@ func TestPrepareArrowOfPolars(t *testing.T) {
 	}
 }
 
-// The estimate of --dry-run counts what is read of a file of polars, whose messages are read by
-// their places. The file has those of testdata/polars.arrow, but the record batch many times.
+// --dry-run also counts the bytes of Arrow files that polars wrote, which are read at the offsets
+// in their footer. The test file repeats the record batch of testdata/polars.arrow many times.
 func TestPrepareDryRunOfPolars(t *testing.T) {
 	useSmallChunks(t, 128, 1<<20)
 	raw, err := os.ReadFile("testdata/polars.arrow")

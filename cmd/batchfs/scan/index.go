@@ -57,7 +57,8 @@ func WriteIndex(ctx context.Context, path string, o cache.Options, eot int64, fo
 	case a.DType().Size() < 8 && eot>>(8*a.DType().Size()) > 0:
 		return index, fmt.Errorf("%s: its tokens are %s, so none can be %d; is --eot right?", path, a.DType(), eot)
 	}
-	// A number of the process would not do: in a container, a killed run may have had the same.
+	// The name is random, because in a container, a run that was killed may have had the same
+	// process number.
 	hidden := filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s-%s", filepath.Base(index.Path), rand.Text()[:10]))
 	tmp, err := os.OpenFile(hidden, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o666)
 	if err != nil {

@@ -36,7 +36,7 @@ func FormatBytes(n int64) string {
 		return fmt.Sprintf("%d bytes", n)
 	}
 	value, power := float64(n)/1000, 0
-	for value >= 999.95 { // %.1f rounds it to 1000.0
+	for value >= 999.95 { // %.1f would print 1000.0
 		value, power = value/1000, power+1
 	}
 	return fmt.Sprintf("%.1f %cB", value, units[power])

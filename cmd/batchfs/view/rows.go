@@ -99,7 +99,8 @@ func begins(documents *cache.Documents, start int64, at, n int) (list []int, num
 	if n < 2 {
 		return list, numbers, nil
 	}
-	for pos, stop := start+int64(at), start+int64(at+n); ; { // again after empty documents
+	// One pass is enough, unless there are empty documents.
+	for pos, stop := start+int64(at), start+int64(at+n); ; {
 		first, err := documents.NumberAt(pos)
 		ends := make([]int64, min(documents.Count()-first, int64(n)))
 		if err == nil {
@@ -109,7 +110,7 @@ func begins(documents *cache.Documents, start int64, at, n int) (list []int, num
 			return nil, nil, err
 		}
 		for i, end := range ends {
-			if end == pos { // an empty document
+			if end == pos { // the document is empty
 				continue
 			}
 			if len(numbers) < len(list) {

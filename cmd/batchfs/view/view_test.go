@@ -128,8 +128,8 @@ func TestRows(t *testing.T) {
 	}
 }
 
-// A window begins documents where the index says, whatever eot is, in answers of any size. Empty
-// documents, of which there may be many, begin nowhere, but have numbers.
+// The page shows that documents begin where the index says, whatever eot is and however many tokens
+// it requests at a time. Empty documents have numbers, but are not shown.
 func TestBeginsOfDocuments(t *testing.T) {
 	t.Chdir(t.TempDir())
 	testfiles.Positions(t, map[string]int{"a.bin": 40})
