@@ -308,7 +308,7 @@ func TestSlurmProblems(t *testing.T) {
 
 	script := filepath.Join(s.root, "prolog")
 	text := strings.ReplaceAll(string(e2e.Content(t, script)), "'", `'\''`)
-	e2e.Write(t, script, "unshare --mount sh -ec 'mount -t tmpfs dev /dev; : >/dev/null\n"+text+"'")
+	e2e.Write(t, script, "unshare --mount sh -ec '"+hideDevices+"; : >/dev/null\n"+text+"'")
 	if s.run(t, "prolog") == nil || !strings.Contains(s.logText(), "FIX  /dev/fuse") {
 		t.Error("the prolog on a machine without FUSE succeeds, or does not say why it fails")
 	}

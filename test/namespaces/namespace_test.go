@@ -17,6 +17,10 @@ import (
 // mount namespace, so that they can end while the namespace exists.
 const detachOthers = `awk -v dir="$0" '$5 != dir && / - fuse/ {print $5}' /proc/self/mountinfo | xargs -r umount -l; `
 
+// hideDevices is a shell command that leaves nothing in /dev but /dev/shm, where files of a test may
+// be.
+const hideDevices = "(cd /dev/shm && mount -t tmpfs dev /dev && mkdir /dev/shm && mount --no-canonicalize --bind . /dev/shm)"
+
 // startInNamespace starts a process in its own mount namespace. There, a mount on dir stays when it
 // is unmounted here.
 func startInNamespace(t *testing.T, dir string) *os.Process {
@@ -163,6 +167,6 @@ func TestDemoWithoutFUSE(t *testing.T) {
 	e2e.Run(t, "cp", "-r", "../examples", "../.ci", "../python", dir)
 	e2e.NoError(t, os.Symlink(e2e.Batchfs, filepath.Join(dir, "batchfs")))
 	out := e2e.RunJob(t, "unshare", "--mount", "--propagation", "private", "sh", "-c",
-		detachOthers+"mount -t tmpfs dev /dev && mknod -m 666 /dev/null c 1 3 && mknod -m 666 /dev/urandom c 1 9 && "+filepath.Join(dir, "examples/demo")+" --seconds 1")
+		detachOthers+hideDevices+" && mknod -m 666 /dev/null c 1 3 && mknod -m 666 /dev/urandom c 1 9 && "+filepath.Join(dir, "examples/demo")+" --seconds 1")
 	e2e.Contains(t, "the output of the demo", out, "the model writes:")
 }
