@@ -2,7 +2,6 @@ package sampler
 
 import (
 	"fmt"
-	"hash/fnv"
 
 	"batchfs/cache/array"
 )
@@ -125,32 +124,4 @@ func (s *boundSource) hostShareOf(settings Settings, host int) (hostShare, error
 			s.arrays[0].Extents()[0].Name, settings.ShuffleBlock, host, hosts)
 	}
 	return share, nil
-}
-
-// newOrder returns the order of a source. The name in its key is "train" for split train, "train/0"
-// for source 0 of a mixture, and "train/0/host3" if hosts have shares. Names of splits contain no
-// slash.
-func newOrder(s Settings, source, host int, share hostShare) (order, error) {
-	name := s.Name
-	if s.mixed() {
-		name = fmt.Sprintf("%s/%d", s.Name, source)
-	}
-	if s.ShuffleBlock > 0 {
-		name = fmt.Sprintf("%s/host%d", name, host)
-	}
-	h := fnv.New64a()
-	h.Write([]byte(name))
-	key := [2]uint64{s.Seed, h.Sum64()}
-	switch s.Order {
-	case Sequential:
-		return &epochOrder{share, sequential{}}, nil
-	case Shuffle:
-		if share.runLen > 0 {
-			return &epochOrder{share, newRunShuffle(key, uint64(share.windows), uint64(share.runLen))}, nil
-		}
-		return &epochOrder{share, &shuffle{newFeistel(key, uint64(share.windows))}}, nil
-	case Torch, Torch26:
-		return newTorch(s, share.starts)
-	}
-	return &random{share.starts, key}, nil
 }
