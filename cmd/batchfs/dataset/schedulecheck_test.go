@@ -1,8 +1,11 @@
 package dataset
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"strings"
+	"syscall"
 	"testing"
 
 	"batchfs/cmd/batchfs/internal/testfiles"
@@ -81,4 +84,36 @@ func TestRestartAfterTheLastBatch(t *testing.T) {
 	must(t, err)
 	must(t, d.Batches(s.shared).Read(make([]byte, 1), sampler.MaxBatches-1, 0))
 	s.check(t, 0, 1000, "splits.val.stages: ")
+}
+
+// Whatever was read of a single source, a restart may end it earlier, but changes none of its rows.
+func TestRestartOfASingleSource(t *testing.T) {
+	s := newScheduleTest(t)
+	write := func(maxEpochs int) {
+		testfiles.Write(t, map[string]string{"config.toml": testfiles.Small + "order = 'shuffle'\n" +
+			"[[splits.train.sources]]\nname = 'a'\ntokens = 'a.bin'\nweight = 2\nmax_epochs = " + fmt.Sprint(maxEpochs) +
+			"\n[[splits.train.sources]]\nname = 'b'\ntokens = 'b.bin'\nweight = 1\n"})
+	}
+	write(2)
+	s.snapshot = takeSnapshot(t)
+	old, err := s.snapshot.OpenPath("train/source=a")
+	must(t, err)
+	size, last := old.Sequence.Batch().Bytes(), old.Sequence.Batches()-1
+	must(t, old.Batches(s.shared).Read(make([]byte, size), last, 0))
+	write(1)
+	fresh, err := s.snapshot.ForRestart()
+	must(t, err)
+	c, err := NewScheduleCheck(s.snapshot, fresh, s.shared)
+	must(t, err)
+	must(t, c.Run())
+	now, err := fresh.OpenPath("train/source=a")
+	must(t, err)
+	for k := range now.Sequence.Batches() {
+		if !bytes.Equal(readBatch(t, now.Sequence.Read, size, k), readBatch(t, old.Sequence.Read, size, k)) {
+			t.Errorf("batch %d has other rows", k)
+		}
+	}
+	if err := now.Batches(s.shared).Read(make([]byte, size), last, 0); now.Sequence.Batches() == 0 || !errors.Is(err, syscall.ENODATA) {
+		t.Errorf("%d batches are left; batch %d: %v", now.Sequence.Batches(), last, err)
+	}
 }
