@@ -55,17 +55,31 @@ func (t *tree) CostOfRead(in *fuse.ReadIn) guard.Cost {
 	return c
 }
 
-// costOfBytes returns how many rows and bytes of b a READ gets.
+// costOfBytes returns how many rows and bytes of b a READ gets. In a file with several arrays, it
+// counts bytes as rows of the first one, up to all rows of the batches that the READ touches.
 func (t *tree) costOfBytes(i inode, b BatchList, in *fuse.ReadIn) (rows int64, bytes int) {
 	if i.outdated(b) {
 		return 0, 0
 	}
-	row := b.Spec().Batch.RowBytes(0)
-	if i.kind().showsOneArray() {
-		row = b.Spec().Batch.RowBytes(i.array())
+	batch, k := &b.Spec().Batch, i.kind()
+	row := batch.RowBytes(0)
+	if k.showsOneArray() {
+		row = batch.RowBytes(i.array())
 	}
-	n := t.replyLen(i, b, in)
-	return (n + row - 1) / row, int(n)
+	n, touched := t.replyLen(i, b, in), int64(1)
+	rows = (n + row - 1) / row
+	switch {
+	case k == tokensFile:
+		return rows, int(n)
+	case k.spansBatches():
+		begin := int64(in.Offset)
+		if k.batches().format != raw {
+			begin -= headerBytes
+		}
+		_, size := k.batches().byteRange(i, b)
+		touched = max(begin+n-1, 0)/size - max(begin, 0)/size + 1
+	}
+	return min(rows, touched*int64(batch.Arrays[0].Shape[0])), int(n)
 }
 
 func (t *tree) HandleRead(

@@ -116,6 +116,35 @@ func TestCosts(t *testing.T) {
 	check("the same read once it has", tr.CostOfRead(in), 1, 500)
 }
 
+// A READ costs no more rows than the batches that it touches have, whatever arrays they have.
+func TestCostsOfSeveralArrays(t *testing.T) {
+	s := countingBatches("train", 2)
+	x := array.Descriptor{Name: "x", DType: array.Uint16, Shape: []int{40, 100}}
+	y, logits := x, array.Descriptor{Name: "logits", DType: array.Float32, Shape: []int{40, 100, 8}}
+	y.Name = "y"
+	s.Batch, s.TokensFileSize = array.NewBatch(2, x, y, logits), 1<<20
+	tr := newTestTree(t, s)
+	const main, all = 2 * 8000, 2*8000 + 128_000 // bytes of x and y, and of a batch
+	for _, read := range []struct {
+		path      string
+		off, size int
+		rows      int64
+	}{
+		{"next", 0, main, 40}, {"next", 0, 4000, 20}, {"next", 4000, 8000, 40}, {"next.safetensors", 0, headerBytes + all, 40},
+		{"batch/3", 0, main, 40}, {"batch/3.npy", 0, headerBytes + main, 40}, {"batch/3.safetensors", 0, headerBytes, 21},
+		{"batch/3.logits.npy", headerBytes, 3200, 1}, {"batch/3.logits.npy", headerBytes, 128_000, 40},
+		{"batches.bin", 0, main, 40}, {"batches.bin", main, 2 * main, 80}, {"batches.bin", main - 1, main, 80}, {"batches.bin", main - 1, 2, 1},
+		{"batches.npy", 0, headerBytes + main, 40}, {"batches.npy", headerBytes, main, 40}, {"batches.npy", headerBytes + main - 2, main + 4, 81},
+		{"batches.logits.npy", headerBytes, 2 * 128_000, 80}, {"sequence.bin", 0, all, 40}, {"sequence.bin", all - 2, all + 4, 120},
+		{"tokens.bin", 0, 80_000, 400},
+	} {
+		in := &fuse.ReadIn{InHeader: fuse.InHeader{NodeId: uint64(tr.find("train/" + read.path))}, Offset: uint64(read.off), Size: uint32(read.size)}
+		if got := tr.CostOfRead(in); got.Rows != read.rows || got.ReplyBytes != read.size {
+			t.Errorf("%d bytes at %d of %s cost %d rows and %d bytes, want %d rows", read.size, read.off, read.path, got.Rows, got.ReplyBytes, read.rows)
+		}
+	}
+}
+
 // A handler that has timed out may find that the kernel has forgotten its file. Its request then
 // fails with ESTALE.
 func TestHandlerOfForgottenFile(t *testing.T) {
