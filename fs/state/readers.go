@@ -36,7 +36,7 @@ type ReaderStats struct {
 	Sequence atomic.Uint64 // sequence number; 0 if there was no reader
 	Thread   atomic.Uint64 // thread id
 	Waited   atomic.Int64  // nanoseconds from requests to their replies
-	Gap      atomic.Int64  // nanoseconds from replies to the next requests
+	Gap      atomic.Int64  // nanoseconds from replies to the next requests; 0 until the second one
 
 	// signedSince is the clock.Now of the last reply or, while the reader waits for one, the
 	// negated clock.Now at which its request began.
@@ -90,11 +90,12 @@ func (s *Shared) BeginRead(sequence int, fh uint64, thread uint32, id uint64, wa
 	switch signedSince := r.reader.signedSince.Swap(-r.began); {
 	case signedSince > 0:
 		r.hasReadBefore = true
-		gap := max(began-signedSince, 0) // another thread on the handle may have had a later reply
+		// Gap must become positive, even if another thread on the handle had a later reply.
+		gap := max(began-signedSince, 1)
 		r.reader.Gap.Add(gap)
 		r.sequence.Gap.Add(gap)
 	case signedSince < 0 && id&Resent != 0:
-		r.began, r.hasReadBefore = -signedSince, true
+		r.began, r.hasReadBefore = -signedSince, r.reader.Gap.Load() > 0
 		r.reader.signedSince.Store(signedSince)
 	}
 	return r
