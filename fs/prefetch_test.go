@@ -157,6 +157,30 @@ func TestPrefetchedBytesAreTheSame(t *testing.T) {
 	testwait.End(t, "the goroutines", wg.Wait)
 }
 
+// A reply that is discarded releases its prefetched batch, counts none of its bytes as sent, and
+// starts no prefetch.
+func TestDiscardedReply(t *testing.T) {
+	s, batchesRead := recordingBatches("train", 1000)
+	tr := newTestTree(t, s)
+	for k := range 2 {
+		r := tr.openFile(t, fmt.Sprintf("train/batch/%d", k), 0)
+		r.readBatch(t, 1000)
+	}
+	in := &fuse.ReadIn{InHeader: fuse.InHeader{NodeId: uint64(tr.find("train/batch/2")), Unique: 1_000_000}, Size: 1000}
+	result, status := tr.HandleRead(nil, 0, in, make([]byte, 1000))
+	if !status.Ok() {
+		t.Fatal(status)
+	}
+	buffer, before := result.(*reply).buffer, batchesRead()
+	if buffer == nil {
+		t.Fatal("batch 2 is not prefetched")
+	}
+	tr.Discard(result)
+	if got := batchesRead(); buffer.sent.Load() != 0 || !buffer.TryLock() || !slices.Equal(got, before) {
+		t.Errorf("%d bytes are sent, the batches read are %v after %v, or the buffer is locked", buffer.sent.Load(), got, before)
+	}
+}
+
 // A prefetched batch is not sent if its tokens have changed. A batch whose prefetch failed is
 // computed again.
 func TestPrefetchErrors(t *testing.T) {

@@ -412,6 +412,7 @@ func (r *reply) Done() {
 func (t *tree) Discard(result fuse.ReadResult) {
 	if r, ok := result.(*reply); ok {
 		r.timer.Discard()
-		r.timer, r.reader = state.ReadTimer{}, nil // without a reader, Done prefetches nothing
+		*r = reply{buffer: r.buffer} // Done only unlocks the buffer
+		r.Done()
 	}
 }

@@ -52,7 +52,7 @@ type FileSystem interface {
 	// next returns its batch number.
 	Rollback(id uint64)
 
-	// Discard releases the reply of a READ that was abandoned.
+	// Discard releases the reply of a READ that was abandoned. It is not sent.
 	Discard(reply fuse.ReadResult)
 
 	// FailRequest records err as the result of request id for a node, and returns its errno.
@@ -203,7 +203,9 @@ func (g *Guard) Read(
 			g.Discard(reply)
 		})
 	switch {
-	case status.Ok() && !abandoned:
+	case abandoned: // nobody sees this error, because the kernel already has one
+		return nil, fuse.Status(syscall.ETIMEDOUT)
+	case status.Ok():
 		g.Succeeded(in, reply)
 		reply = g.splits[cost.Split].freeWhenSent(reply, buf)
 	case !status.Ok() && cost.Pages != Pages{}:

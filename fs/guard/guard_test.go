@@ -265,7 +265,10 @@ func (g *testGuard) beginAll(t *testing.T, all *sync.WaitGroup, interrupted <-ch
 		func(h fuse.InHeader) { g.GetAttr(interrupted, &fuse.GetAttrIn{InHeader: h}, &fuse.AttrOut{}) },
 		func(h fuse.InHeader) { g.Open(interrupted, &fuse.OpenIn{InHeader: h}, &fuse.OpenOut{}) },
 		func(h fuse.InHeader) {
-			g.Read(interrupted, &fuse.ReadIn{InHeader: h, Fh: 1, ReadFlags: fuse.READ_LOCKOWNER}, nil)
+			in := &fuse.ReadIn{InHeader: h, Fh: 1, ReadFlags: fuse.READ_LOCKOWNER}
+			if reply, status := g.Read(interrupted, in, nil); reply != nil || status.Ok() {
+				t.Errorf("an abandoned READ has a reply: %v, %v", reply, status)
+			}
 		},
 		func(h fuse.InHeader) { g.ReadDir(interrupted, &fuse.ReadIn{InHeader: h}, nil) },
 	} {
