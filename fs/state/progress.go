@@ -21,7 +21,7 @@ type progress struct {
 }
 
 // maxFurthest limits how many schedules of a split are recorded. Usually, there is one for each
-// block size that is read.
+// block size and layout that is read.
 const maxFurthest = 8
 
 // A Furthest records the highest row that was read from the sequences of a split that have the same

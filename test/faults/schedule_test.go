@@ -98,7 +98,7 @@ func TestScheduleOfRowsRead(t *testing.T) {
 	for n := range 7 { // with those above, nine block sizes
 		e2e.Run(t, "head", "-c1", m.Path(fmt.Sprintf("train/block_size=%d/batch/0", 40+n)))
 	}
-	refused(2_000_000, "its rows were read with more block sizes than batchfs keeps track of")
+	refused(2_000_000, "its rows were read with more combinations of block_size, layout, shuffle_block and number of hosts than batchfs keeps track of")
 }
 
 // A restart that adds a source keeps the files of the others as they are mounted: it is rejected if

@@ -65,9 +65,9 @@ func (d *Dataset) stageInfos() (list []map[string]any) {
 }
 
 // ScheduleSettings returns the settings of a sequence of the split that has the same schedule as d.
-// They are equal for all sequences whose rows come from the same sources in the same order, and
-// empty for a sequence of a single source (source=NAME): a restart that changes its max_epochs can
-// change only where it ends.
+// They are equal for all sequences with the same block_size, layout, shuffle_block and number of
+// hosts, and empty for a sequence of a single source (source=NAME): a restart that changes its
+// max_epochs can change only where it ends.
 func (d *Dataset) ScheduleSettings() string {
 	s := d.Split
 	if s.Only > 0 {
