@@ -149,7 +149,7 @@ const (
 )
 
 var errExhausted = fmt.Errorf("gave up on a request: %d workers crashed before they could answer it",
-	state.MaxAttempts+1)
+	state.MaxResentCrashes+1)
 
 // New returns a Guard that wraps the file system that makeInner returns. makeInner gets the Guard,
 // for permits to prefetch. The caller must call Run in a goroutine.

@@ -471,9 +471,9 @@ func TestPanic(t *testing.T) {
 
 func TestExhaustedRequest(t *testing.T) {
 	g := newTestGuard(t, 1, 0)
-	for crashes := range state.MaxAttempts + 1 {
+	for crashes := range state.MaxResentCrashes + 1 {
 		_, _, err := g.beginRequest(nil, &fuse.InHeader{NodeId: 1, Unique: 2 | state.Resent}, Cost{})
-		if exhausted := errors.Is(err, errExhausted); exhausted != (crashes == state.MaxAttempts) {
+		if exhausted := errors.Is(err, errExhausted); exhausted != (crashes == state.MaxResentCrashes) {
 			t.Errorf("after %d crashes: %v", crashes, err)
 		}
 		g.requests = nil // the worker crashes

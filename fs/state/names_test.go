@@ -21,12 +21,12 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// A resent request is exhausted once MaxAttempts workers have crashed since it was first resent,
-// whatever other requests were resent. Workers that were killed do not count.
+// A resent request is exhausted once MaxResentCrashes workers have crashed since it was first
+// resent, whatever other requests were resent. Workers that were killed do not count.
 func TestRequestIsExhausted(t *testing.T) {
 	s := newTestHandles(t).shared
 	const id = 2 | Resent
-	for worker := range 3 * MaxAttempts {
+	for worker := range 3 * MaxResentCrashes {
 		if worker%2 > 0 {
 			s.Crashes.Add(1)
 		}
@@ -36,7 +36,7 @@ func TestRequestIsExhausted(t *testing.T) {
 				t.Fatalf("worker %d: request %d is exhausted", worker, other)
 			}
 		}
-		if got, want := s.BeginAttempt(id), (worker+1)/2 >= MaxAttempts; got != want {
+		if got, want := s.BeginAttempt(id), (worker+1)/2 >= MaxResentCrashes; got != want {
 			t.Errorf("worker %d: exhausted: %v, want %v", worker, got, want)
 		}
 	}

@@ -3,11 +3,13 @@ package state
 // Resent is the bit that the kernel sets in the id of a request that it resends to a new worker.
 const Resent = 1 << 63
 
-// MaxAttempts is the number of worker crashes after which a resent request without a reply fails.
-const MaxAttempts = 5
+// MaxResentCrashes is the number of worker crashes, not counting the one before a request was first
+// resent, after which the request fails.
+const MaxResentCrashes = 5
 
-// BeginAttempt records a request if it was resent, and reports whether MaxAttempts workers have
-// crashed since it was first resent. Callers must serialize calls of BeginAttempt and EndAttempt.
+// BeginAttempt records a request if it was resent, and reports whether MaxResentCrashes workers
+// have crashed since it was first resent. Callers must serialize calls of BeginAttempt and
+// EndAttempt.
 func (s *Shared) BeginAttempt(id uint64) bool {
 	if id&Resent == 0 {
 		return false
@@ -17,7 +19,7 @@ func (s *Shared) BeginAttempt(id uint64) bool {
 		a.crashes.Store(s.Crashes.Load())
 		a.id.Store(id)
 	}
-	return s.Crashes.Load() >= a.crashes.Load()+MaxAttempts
+	return s.Crashes.Load() >= a.crashes.Load()+MaxResentCrashes
 }
 
 // EndAttempt records that a request has its reply.
