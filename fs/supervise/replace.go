@@ -52,10 +52,17 @@ func (s *supervisor) restart() {
 		s.rejectRestart(err)
 		return
 	}
+	s.killNext()
+	s.next = p
+}
+
+// killNext kills the next process, if there is one. It has never served.
+func (s *supervisor) killNext() {
 	if s.next != nil {
 		s.next.kill()
+		s.next.publishedSnapshot.Close()
+		s.next = nil
 	}
-	s.next = p
 }
 
 // rejectRestart ends a restart without replacing the worker.
@@ -86,8 +93,7 @@ func (s *supervisor) switchToNext() error {
 	// If the kernel does not resend, the new worker's connection ends now. Its snapshot may be
 	// outdated, too.
 	if !s.kernelResends() || s.Snapshot != s.next.snapshot {
-		s.next.kill()
-		s.next = nil
+		s.killNext()
 	}
 	return s.appointWorker(true)
 }
@@ -119,7 +125,7 @@ func (s *supervisor) promote() error {
 	p.isPromoted, p.startupTime = true, 0
 	s.repliesBefore = s.shared.Replies.Load()
 	if err := p.send(msgServe); err != nil {
-		return s.processFailed(p, p.killFailed(message{}))
+		return s.processFailed(p, nil)
 	}
 	return nil
 }
@@ -153,10 +159,17 @@ func (s *supervisor) recordServing() {
 	s.ensureStandby()
 }
 
-// processFailed kills a process that has ended or should end. If it was the worker, another will
-// be tried.
+// processFailed kills a process that should end for the reason why or, if why is nil, has ended. If
+// it was the worker, another will be tried.
 func (s *supervisor) processFailed(p *workerProcess, why error) error {
 	p.kill()
+	served := p.drainMessages()
+	if !served {
+		p.publishedSnapshot.Close()
+	}
+	if why == nil {
+		why = p.exitError()
+	}
 	switch {
 	case p == s.next:
 		s.next = nil
@@ -166,9 +179,8 @@ func (s *supervisor) processFailed(p *workerProcess, why error) error {
 			s.Log.Debug("the standby failed", "err", why)
 		}
 		return nil
-	case p.isServing:
-		// If it is kill that found the msgServing of p, p may have answered requests.
-		if p.isRestart || s.lastFailure != nil {
+	case served:
+		if p.isRestart || s.lastFailure != nil { // its msgServing was still queued
 			s.recordServing()
 		}
 		s.drainSnapshots()
@@ -176,8 +188,7 @@ func (s *supervisor) processFailed(p *workerProcess, why error) error {
 			s.shared.Crashes.Add(1)
 		}
 		if s.isRestarting() {
-			s.next.kill()
-			s.next = nil
+			s.killNext()
 			s.failRestart(errors.New("the worker failed during the restart; try again"))
 		}
 		if s.shared.Replies.Load() != s.repliesBefore || time.Since(s.servingSince) > settledAfter {
@@ -252,9 +263,8 @@ func (s *supervisor) setSnapshot(file *os.File) {
 	s.Snapshot = file
 	s.recordSnapshot()
 	old.Close()
-	if s.next != nil && !s.next.isRestart {
-		s.next.kill()
-		s.next = nil
+	if !s.isRestarting() {
+		s.killNext()
 	}
 }
 

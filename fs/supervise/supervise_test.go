@@ -352,7 +352,7 @@ func TestRestartBehindTheEnd(t *testing.T) {
 		noError(t, r.handleMessage(p, testwait.For(t, "a message of the new worker", p.messages)))
 	}
 	testwait.For(t, "the end of the new worker", p.ended)
-	noError(t, r.processFailed(p, p.killFailed(message{})))
+	noError(t, r.processFailed(p, nil))
 	if restarted != 1 {
 		t.Errorf("the new program was adopted %d times", restarted)
 	}
@@ -378,7 +378,7 @@ func TestFailuresBehindTheEnd(t *testing.T) {
 			noError(t, r.handleMessage(p, testwait.For(t, "a message of the new worker", p.messages)))
 		}
 		testwait.For(t, "the end of the new worker", p.ended)
-		noError(t, r.processFailed(p, p.killFailed(message{})))
+		noError(t, r.processFailed(p, nil))
 		want := fmt.Sprint("published by ", p.cmd.Process.Pid)
 		if text, err := io.ReadAll(io.NewSectionReader(r.Snapshot, 0, 100)); err != nil || string(text) != want {
 			t.Errorf("the snapshot is %q (%v), want %q", text, err, want)
@@ -396,7 +396,7 @@ func TestRefusalBehindTheEnd(t *testing.T) {
 	noError(t, err)
 	testwait.For(t, "the end of the new worker", p.ended)
 	r.next = p
-	if err := r.processFailed(p, p.killFailed(message{})); err != nil || r.shared.LastRestart.String() != "it does not suit" {
+	if err := r.processFailed(p, nil); err != nil || r.shared.LastRestart.String() != "it does not suit" {
 		t.Errorf("%v, and the restart was rejected because %q", err, r.shared.LastRestart.String())
 	}
 }
@@ -483,8 +483,7 @@ func TestStandbyIsRecorded(t *testing.T) {
 	r.supervisor.restart()
 	check("during a restart", 0)
 	r.graceEnd = time.Now().Add(time.Minute)
-	r.next.kill()
-	r.next = nil
+	r.killNext()
 	check("without a standby", 0)
 }
 

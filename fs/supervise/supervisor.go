@@ -243,8 +243,12 @@ func (s *supervisor) handleMessage(p *workerProcess, m message) error {
 		s.shared.Heartbeat.Store(clock.Now())
 	case p.isServing && strings.HasPrefix(m.text, msgRefused):
 		s.Log.Error("the worker can no longer serve", "err", strings.TrimPrefix(m.text, msgRefused))
+	case m.text == "":
+		return s.processFailed(p, nil)
+	case strings.HasPrefix(m.text, msgRefused):
+		return s.processFailed(p, errors.New(strings.TrimPrefix(m.text, msgRefused)))
 	default:
-		return s.processFailed(p, p.killFailed(m))
+		return s.processFailed(p, fmt.Errorf("it sent an unexpected message, %q", m.text))
 	}
 	return nil
 }
@@ -280,7 +284,7 @@ func (s *supervisor) checkProcesses() error {
 		_, isDying := p.mainThreadStatus()
 		switch {
 		case isDying:
-			return s.processFailed(p, p.killFailed(message{}))
+			return s.processFailed(p, nil)
 		// If messages are queued, it is the supervisor that is slow.
 		case !p.isServing && p.isPrepared == p.isPromoted && p.isOverdue(limit) && len(p.messages) == 0:
 			return s.processFailed(p, fmt.Errorf("the new worker was not ready within %v", limit))

@@ -1,7 +1,6 @@
 package supervise
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -54,7 +53,7 @@ type workerProcess struct {
 	publishedSnapshot *os.File      // snapshot that it sent before it served
 	cpuTime           time.Duration // processor time at the last call of runnableTime
 	startupTime       time.Duration // runnable time spent getting ready
-	lastMessage       string        // last message that kill found, or empty
+	lastMessage       string        // last message that drainMessages found, or empty
 	isRestart         bool          // whether it belongs to a restart in progress
 	isPrepared        bool
 	isPromoted        bool
@@ -140,18 +139,16 @@ func (p *workerProcess) isOverdue(limit time.Duration) bool {
 	return p.startupTime > limit
 }
 
-// killFailed kills a process that sent an unexpected message m or, if m is zero, has ended. It
-// returns why the process does not serve.
-func (p *workerProcess) killFailed(m message) error {
-	p.kill()
-	if reason, refused := strings.CutPrefix(cmp.Or(p.lastMessage, m.text), msgRefused); refused {
+// exitError returns why a process has ended by itself. Its messages must have been drained.
+func (p *workerProcess) exitError() error {
+	if reason, refused := strings.CutPrefix(p.lastMessage, msgRefused); refused {
 		return errors.New(reason)
 	}
 	err := errors.New(p.describeExit())
 	if !p.isServing {
 		err = fmt.Errorf("the new worker exited before it was serving (%w)", err)
 	}
-	if m.text == "" && p.isResourceFailure() {
+	if p.isResourceFailure() {
 		return resourceError{err}
 	}
 	return err
@@ -206,18 +203,20 @@ const (
 	killedLimit  = 20 * time.Second // time for a killed process to end
 )
 
-// kill kills the process and waits for its end. Its last messages may still be queued: one of them
-// can be that it serves, or why it does not.
+// kill kills the process and waits for its end. Its last messages may still be queued.
 func (p *workerProcess) kill() {
 	p.cmd.Process.Kill()
 	p.awaitEnd(killedLimit)
+}
+
+// drainMessages reads the messages that were queued when a process ended, up to msgServing;
+// drainSnapshots reads the later ones. It reports whether the process has served.
+func (p *workerProcess) drainMessages() (served bool) {
 	for !p.isServing && len(p.messages) > 0 {
 		p.lastMessage = (<-p.messages).text
 		p.isServing = p.lastMessage == msgServing
 	}
-	if !p.isServing {
-		p.publishedSnapshot.Close()
-	}
+	return p.isServing
 }
 
 // awaitEnd waits until the process ends, so that it cannot write to the shared memory while the
