@@ -73,9 +73,9 @@ type BatchList interface {
 	RowsOf(source int, k uint64) uint64
 }
 
-// A Stage is a part of a mixture.
-type Stage struct {
-	Batch   uint64    // the first one with rows of the stage
+// A Phase is a part of a mixture with fixed weights.
+type Phase struct {
+	Batch   uint64    // the first one with rows of the phase
 	Weights []float64 // fraction of rows from each source
 }
 
@@ -93,7 +93,7 @@ type Spec struct {
 	Start          uint64            // first number that next takes
 	EpochBatches   uint64            // 0 if the order has no epochs
 	SourceNames    []string          // names of the sources of a mixture
-	Stages         []Stage           // stages of a mixture; nil for a single source
+	Phases         []Phase           // phases of a mixture; nil for a single source
 	TokensFileSize int64             // size of tokens.bin, in bytes
 	FilesSize      int64             // size of all elements of the files, in bytes
 	TokensModified time.Time         // modification time of the files of tokens

@@ -379,7 +379,7 @@ func (t *tree) account(r *reply) {
 	}
 	seq.Begun.Add(r.end - r.firstBegun)
 	sources := &t.shared.RowsBySource[r.splitNumber]
-	t.recordStage(r.splitNumber, r.list.Spec().Stages, r.end-1)
+	t.recordPhase(r.splitNumber, r.list.Spec().Phases, r.end-1)
 	for source := range min(len(r.list.Spec().SourceNames), state.MaxSources) {
 		for k := r.firstBegun; k < r.end; k++ {
 			sources[source].Rows.Add(r.list.RowsOf(source, k))
@@ -387,11 +387,11 @@ func (t *tree) account(r *reply) {
 	}
 }
 
-// recordStage records the stage of batch k of a split.
-func (t *tree) recordStage(split int, stages []Stage, k uint64) {
-	i := sort.Search(len(stages)-1, func(i int) bool { return stages[i+1].Batch > k })
-	if len(stages) > 1 && i != t.shared.Stage(split) {
-		t.shared.SetStage(split, i, stages[i].Weights)
+// recordPhase records the phase of batch k of a split.
+func (t *tree) recordPhase(split int, phases []Phase, k uint64) {
+	i := sort.Search(len(phases)-1, func(i int) bool { return phases[i+1].Batch > k })
+	if len(phases) > 1 && i != t.shared.Phase(split) {
+		t.shared.SetPhase(split, i, phases[i].Weights)
 	}
 }
 

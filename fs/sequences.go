@@ -205,9 +205,9 @@ func (t *sequenceTable) describe(number int, spec *Spec) {
 	}
 	t.shared.Describe(number, spec.Metadata["fingerprint"], spec.EpochBatches, names)
 	if len(names) > 0 {
-		// The stage of the batch that was read last remains, unless a restart has removed it.
-		stage := min(t.shared.Stage(number), len(spec.Stages)-1)
-		t.shared.SetStage(number, stage, spec.Stages[stage].Weights)
+		// The phase of the batch that was read last remains, unless a restart has removed it.
+		phase := min(t.shared.Phase(number), len(spec.Phases)-1)
+		t.shared.SetPhase(number, phase, spec.Phases[phase].Weights)
 	}
 }
 

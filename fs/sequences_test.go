@@ -65,12 +65,12 @@ func (t *sequenceTable) check(tb testing.TB) {
 
 func TestWeightsAreRecordedForSplits(t *testing.T) {
 	mixture := countingBatches("train", 100)
-	mixture.spec.SourceNames, mixture.spec.Stages = []string{"a", "b"}, []Stage{{0, []float64{0.75, 0.25}}, {7, []float64{1, 0}}}
+	mixture.spec.SourceNames, mixture.spec.Phases = []string{"a", "b"}, []Phase{{0, []float64{0.75, 0.25}}, {7, []float64{1, 0}}}
 	with := mixture.with
 	mixture.with = func(settings string) (Split, error) {
 		s, err := with(settings)
 		if err == nil {
-			s.Current().Spec().SourceNames, s.Current().Spec().Stages = mixture.spec.SourceNames, mixture.spec.Stages
+			s.Current().Spec().SourceNames, s.Current().Spec().Phases = mixture.spec.SourceNames, mixture.spec.Phases
 		}
 		return s, err
 	}
@@ -83,43 +83,43 @@ func TestWeightsAreRecordedForSplits(t *testing.T) {
 		}
 	}
 	for k, want := range map[uint64]int{0: 0, 6: 0, 7: 1, 100: 1} {
-		tr.recordStage(split.sequence(), mixture.spec.Stages, k)
-		if got := tr.shared.Stage(split.sequence()); got != want || tr.shared.RowsBySource[split.sequence()][0].Weight() != mixture.spec.Stages[want].Weights[0] {
-			t.Errorf("batch %d is in stage %d, want %d", k, got, want)
+		tr.recordPhase(split.sequence(), mixture.spec.Phases, k)
+		if got := tr.shared.Phase(split.sequence()); got != want || tr.shared.RowsBySource[split.sequence()][0].Weight() != mixture.spec.Phases[want].Weights[0] {
+			t.Errorf("batch %d is in phase %d, want %d", k, got, want)
 		}
 	}
 }
 
-// The stage stays as it was if another worker takes over or the split follows changed tokens, and
+// The phase stays as it was if another worker takes over or the split follows changed tokens, and
 // the weights are those of the configuration in force.
-func TestStageRemains(t *testing.T) {
-	mixture := func(stages ...Stage) *fakeSplit {
+func TestPhaseRemains(t *testing.T) {
+	mixture := func(phases ...Phase) *fakeSplit {
 		s := countingBatches("train", 100)
-		s.spec.SourceNames, s.spec.Stages = []string{"a", "b"}, stages
+		s.spec.SourceNames, s.spec.Phases = []string{"a", "b"}, phases
 		return s
 	}
-	first, second := Stage{0, []float64{0.75, 0.25}}, Stage{7, []float64{0.5, 0.5}}
+	first, second := Phase{0, []float64{0.75, 0.25}}, Phase{7, []float64{0.5, 0.5}}
 	s := mixture(first, second)
 	tr := newTestTree(t, s)
 	number := tr.find("train").sequence()
-	check := func(when string, stage int, weight float64) {
+	check := func(when string, phase int, weight float64) {
 		t.Helper()
-		if got, w := tr.shared.Stage(number), tr.shared.RowsBySource[number][1].Weight(); got != stage || w != weight {
-			t.Errorf("%s: stage %d with weight %v, want %d with %v", when, got, w, stage, weight)
+		if got, w := tr.shared.Phase(number), tr.shared.RowsBySource[number][1].Weight(); got != phase || w != weight {
+			t.Errorf("%s: phase %d with weight %v, want %d with %v", when, got, w, phase, weight)
 		}
 	}
 	check("at first", 0, 0.25)
-	tr.recordStage(number, s.spec.Stages, 7)
+	tr.recordPhase(number, s.spec.Phases, 7)
 	tr = takeOver(t, tr.shared, s)
 	check("after a takeover", 1, 0.5)
 	changed := mixture(first, second)
 	s.latest = func(uint64) (*fakeBatchList, error) { return changed.fakeBatchList, nil }
 	tr.sequences.get(number).Latest()
 	check("after a change", 1, 0.5)
-	tr = takeOver(t, tr.shared, mixture(first, Stage{7, []float64{0.125, 0.875}}, Stage{9, []float64{1, 0}}))
+	tr = takeOver(t, tr.shared, mixture(first, Phase{7, []float64{0.125, 0.875}}, Phase{9, []float64{1, 0}}))
 	check("after a restart with other weights", 1, 0.875)
-	tr = takeOver(t, tr.shared, mixture(Stage{0, []float64{0.25, 0.75}}))
-	check("after a restart with one stage", 0, 0.75)
+	tr = takeOver(t, tr.shared, mixture(Phase{0, []float64{0.25, 0.75}}))
+	check("after a restart with one phase", 0, 0.75)
 }
 
 // A sequence keeps its number, even after a takeover, while the kernel knows one of its files or if

@@ -120,7 +120,7 @@ type Sequence struct {
 	WaitSeconds float64                           `json:"-"` // sum
 
 	Fingerprint string   `json:"fingerprint"`
-	Stage       int      `json:"stage,omitempty"`
+	Phase       int      `json:"stage,omitempty"`
 	Sources     []Source `json:"sources,omitempty"` // the first 64 of a split that is a mixture
 
 	Readers []*Reader `json:"readers"` // readers of next, set by Poller; others are not visible
@@ -131,7 +131,7 @@ type Sequence struct {
 type Source struct {
 	Name   string  `json:"name"`
 	Rows   uint64  `json:"rows"`
-	Weight float64 `json:"weight"` // fraction of all rows in the current stage
+	Weight float64 `json:"weight"` // fraction of all rows in the current phase
 }
 
 // Of returns the figures of a mount, without its processes and sequences.
@@ -236,7 +236,7 @@ func sequenceOf(shared *state.Shared, number int, name, lastError string) *Seque
 	if s.Settings != "" {
 		return s
 	}
-	s.Stage = shared.Stage(number)
+	s.Phase = shared.Phase(number)
 	for i := range shared.RowsBySource[number] {
 		if name := shared.SourceName(number, i); name != "" {
 			r := &shared.RowsBySource[number][i]

@@ -9,7 +9,7 @@ import (
 type sequenceInfo struct {
 	fingerprint  [64]byte      // of the tokens, padded with zeros
 	epochBatches atomic.Uint64 // batches per epoch; 0 if the order has no epochs
-	stage        atomic.Uint32 // see Stage
+	stage        atomic.Uint32 // see Phase
 	failing      atomic.Bool   // see SetFailing
 }
 
@@ -29,16 +29,16 @@ func (s *Shared) Describe(sequence int, fingerprint string, epochBatches uint64,
 	}
 }
 
-// SetStage records the current stage of a split and its weights.
-func (s *Shared) SetStage(sequence, stage int, weights []float64) {
-	s.infos[sequence].stage.Store(uint32(stage))
+// SetPhase records the current phase of a split and its weights.
+func (s *Shared) SetPhase(sequence, phase int, weights []float64) {
+	s.infos[sequence].stage.Store(uint32(phase))
 	for i, weight := range weights[:min(len(weights), MaxSources)] {
 		s.RowsBySource[sequence][i].weight.Store(math.Float64bits(weight))
 	}
 }
 
-// Stage returns the current stage of a split.
-func (s *Shared) Stage(sequence int) int { return int(s.infos[sequence].stage.Load()) }
+// Phase returns the current phase of a split.
+func (s *Shared) Phase(sequence int) int { return int(s.infos[sequence].stage.Load()) }
 
 // SourceName returns the name of a source of a mixture, or "" if there is no such source.
 func (s *Shared) SourceName(sequence, source int) string {

@@ -61,7 +61,7 @@ func (d *Dataset) spec() fs.Spec {
 		Start:          d.Split.Start,
 		EpochBatches:   d.EpochBatches(),
 		SourceNames:    d.Split.SourceNames(),
-		Stages:         d.specStages(),
+		Phases:         d.specPhases(),
 		TokensFileSize: d.TokensLen(),
 		FilesSize:      d.Bytes(),
 		TokensModified: d.TokensModified(),
@@ -72,16 +72,16 @@ func (d *Dataset) spec() fs.Spec {
 	}
 }
 
-func (d *Dataset) specStages() (list []fs.Stage) {
+func (d *Dataset) specPhases() (list []fs.Phase) {
 	if len(d.Split.Sources) == 0 {
 		return nil
 	}
 	for _, at := range d.Sequence.Phases() {
-		stage := fs.Stage{Batch: at.Batch}
+		phase := fs.Phase{Batch: at.Batch}
 		for source := range at.Rows {
-			stage.Weights = append(stage.Weights, at.Fraction(source))
+			phase.Weights = append(phase.Weights, at.Fraction(source))
 		}
-		list = append(list, stage)
+		list = append(list, phase)
 	}
 	return list
 }

@@ -92,7 +92,7 @@ func (d *Dataset) Info() []byte {
 	if len(d.Split.Sources) > 0 {
 		all["sources"] = d.sourceInfos()
 		if d.Split.Scheduled() {
-			all["stages"] = d.stageInfos()
+			all["stages"] = d.phaseInfos()
 			if end := d.Sequence.Batches(); end < sampler.MaxBatches {
 				all["batches"] = end
 			}
@@ -288,7 +288,7 @@ func (d *Dataset) Describe(out io.Writer, k uint64, chars int, named *vocabulary
 		if len(d.Split.Sources) > 0 {
 			source = ", source " + d.Split.Sources[row.source].Name
 			if d.Split.Scheduled() {
-				source += fmt.Sprintf(", stage %d", row.stage)
+				source += fmt.Sprintf(", stage %d", row.phase)
 			}
 		}
 		fmt.Fprintf(out, "\nrow %d: number %d, epoch %d%s, ", j, row.row, row.epoch, source)

@@ -15,7 +15,7 @@ type rowOrigin struct {
 	row      uint64 // global row number
 	epoch    uint64
 	source   int
-	stage    int // index in the list of info.json
+	phase    int // index in the list of info.json
 	file     string
 	start    int64 // index of the row's first token in the file
 	segments []sampler.Segment
@@ -24,7 +24,7 @@ type rowOrigin struct {
 }
 
 func (d *Dataset) origin(k uint64, j int) (r rowOrigin, err error) {
-	r = rowOrigin{row: d.Sequence.Row(k, j), epoch: d.Sequence.Epoch(k, j), stage: d.Sequence.PhaseOf(k, j)}
+	r = rowOrigin{row: d.Sequence.Row(k, j), epoch: d.Sequence.Epoch(k, j), phase: d.Sequence.PhaseOf(k, j)}
 	if r.source, r.segments, err = d.Sequence.Segments(k, j); err == nil {
 		at := d.mains[r.source].Locate(r.segments[0].Start)
 		r.file, r.start = at.Path, at.Index
@@ -43,7 +43,7 @@ type Origins struct {
 	head    []byte // content between the batch number and the first row
 	width   int    // length of a row's line in bytes
 
-	stageDigits int // in the number of the last stage
+	phaseDigits int // in the number of the last phase
 }
 
 const (
@@ -56,7 +56,7 @@ func (d *Dataset) Origins() *Origins {
 	const behind = "\n}\n"
 	head := indentedJSON(map[string]any{"sequence": d.sequencePath(), "fingerprint": d.fingerprint, "settings": d.settings()})
 	head = fmt.Appendf(nil, ",%s,\n  \"rows\": [\n", head[len("{"):len(head)-len(behind)])
-	o := &Origins{dataset: d, head: head, stageDigits: len(strconv.Itoa(len(d.Sequence.Phases()) - 1))}
+	o := &Origins{dataset: d, head: head, phaseDigits: len(strconv.Itoa(len(d.Sequence.Phases()) - 1))}
 	longest := 0
 	for _, path := range d.Files() {
 		longest = max(longest, len(quoteJSON(path)))
@@ -110,7 +110,7 @@ func (o *Origins) line(r rowOrigin) []byte {
 		line = fmt.Appendf(line, `, "source": %q`, o.dataset.Split.Sources[r.source].Name)
 	}
 	if o.dataset.Split.Scheduled() {
-		line = fmt.Appendf(line, `, "stage": %*d`, o.stageDigits, r.stage)
+		line = fmt.Appendf(line, `, "stage": %*d`, o.phaseDigits, r.phase)
 	}
 	return append(line, "},\n"...)
 }

@@ -45,8 +45,8 @@ func (d *Dataset) checkCaps() error {
 	return nil
 }
 
-// stageInfos describes the stages for info.json.
-func (d *Dataset) stageInfos() (list []map[string]any) {
+// phaseInfos describes the phases for info.json.
+func (d *Dataset) phaseInfos() (list []map[string]any) {
 	names := d.Split.SourceNames()
 	for i, at := range d.Sequence.Phases() {
 		weights, tokens, epochs, why := map[string]int{}, map[string]uint64{}, map[string]float64{}, "configured"

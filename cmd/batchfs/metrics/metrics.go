@@ -122,7 +122,7 @@ var (
 	readWait       = describe("read_wait_seconds", "Time that requests for next waited in the worker for their reply.", sequenceLabels...)
 	sourceRows     = describe("source_rows_total", "Rows from each of the first 64 sources of a mixture, in batches that readers began to read.", "split", "source")
 	sourceWeight   = describe("source_weight_ratio", "Configured fraction of rows from each of the first 64 sources of a mixture, in its current stage.", "split", "source")
-	stage          = describe("stage", "Number of the stage, in info.json, of the batch that a reader of a mixture began last.", "split")
+	phase          = describe("stage", "Number of the stage, in info.json, of the batch that a reader of a mixture began last.", "split")
 	leftOut        = describe("sequences_left_out", "Open settings directories without metrics, because there are too many.")
 )
 
@@ -160,7 +160,7 @@ func collectSequence(s sequence, to chan<- prometheus.Metric, send func(*prometh
 		send(splitInfo, prometheus.GaugeValue, 1, s.Split, s.Fingerprint)
 	}
 	if len(s.Sources) > 0 {
-		send(stage, prometheus.GaugeValue, float64(s.Stage), s.Split)
+		send(phase, prometheus.GaugeValue, float64(s.Phase), s.Split)
 	}
 	for _, source := range s.Sources {
 		send(sourceRows, prometheus.CounterValue, float64(source.Rows), s.Split, source.Name)

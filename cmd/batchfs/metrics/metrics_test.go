@@ -46,7 +46,7 @@ func TestText(t *testing.T) {
 	shared := newShared(t, "train", "val", "train/rank=3,world=8", "train/rank=4,world=8", "a\"b\\c\nd", "\xff", "\xfe")
 	shared.Sequences[4].Lookups.Store(0) // forgotten by the kernel
 	shared.Describe(1, "0123", 0, []string{"web", "books"})
-	shared.SetStage(1, 3, []float64{1, 0})
+	shared.SetPhase(1, 3, []float64{1, 0})
 	shared.RowsBySource[1][1].Rows.Store(4)
 	shared.SetProgram("v9")
 	shared.Workers.Store(3)
