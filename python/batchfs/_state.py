@@ -49,7 +49,7 @@ def step_of(info: dict[str, Any], state: Mapping[str, Any], workers: int = 0) ->
         raise ArgumentError(f"the state must be what state_dict() returned (got {state!r})")
     found = _compare(dict(state), state_at(info, 0))
     if found["malformed"]:
-        raise ArgumentError(found["malformed"])
+        raise ArgumentError(f"{found['malformed']}; load what state_dict() returned, as it was")
     changes: list[str] = found["differences"]
     step, rest = found["step"], found["rest"]
     then = {key: operator.index(state[key]) for key in ("row", "batch_size", "world")}
@@ -72,15 +72,17 @@ def step_of(info: dict[str, Any], state: Mapping[str, Any], workers: int = 0) ->
 
 
 def differences(then: dict[str, Any], now: dict[str, Any], batches: int) -> str:
-    """Describes how the sequences of two info.json files differ, or returns an empty string if their first batches are the same.
+    """Returns an empty string if the first batches of the sequences of two info.json files are the same. Otherwise, it says how the
+    sequences differ, or why they cannot be compared.
 
     Raises:
-        Error: the program cannot compare them.
+        Error: the program failed.
     """
     if then["identity"] == now["identity"]:
         return ""
     states = ({**state_at(info, batches), **{key: info[key] for key in ("identity", "rank", "dtype")}} for info in (then, now))
-    return ", ".join(_compare(*states)["differences"])
+    found = _compare(*states)
+    return found["malformed"] or ", ".join(found["differences"])
 
 
 def _compare(then: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:

@@ -587,7 +587,7 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
     ({"batch_size": "6"}, "batch_size in the state must be an integer"),
     ({"world": -2}, "world in the state must be from 1"),
     ({"local_world": 0}, "local_world in the state must be from 1"),
-    ({"seed": None, "fingerprint": None}, "the state lacks fingerprint, seed:"),
+    ({"seed": None, "fingerprint": None}, "the state lacks fingerprint, seed;"),
     ({"seed": "7"}, "seed in the state must be an integer"),
     ({"join": 0}, "join in the state must be a string"),
     ({"order": 7}, r"order in the state must be a string \(got 7\)"),
@@ -597,7 +597,7 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
     ({"version": "2"}, "version in the state must be an integer"),
     ({"version": True}, "version in the state must be an integer"),
     ({"world": True}, r"world in the state must be an integer \(got true"),
-    ({"epoch": 1, "batch": 2}, "the state has an unknown key, batch, epoch:"),
+    ({"epoch": 1, "batch": 2}, "the state has an unknown key, batch, epoch; load what"),
 ]
 
 
@@ -663,7 +663,7 @@ class TestOtherRuns(waiting.Case):
     def test_malformed(self) -> None:
         steps = self.ranks()[0].steps(4)
         whole = steps.state_dict()
-        for change, words in [*MALFORMED, *(({key: None}, f"the state lacks {key}:") for key in whole)]:
+        for change, words in [*MALFORMED, *(({key: None}, f"the state lacks {key};") for key in whole)]:
             with self.subTest(change):
                 state = {key: value for key, value in {**whole, **change}.items() if value is not None}
                 self.assertRaisesRegex(batchfs.ArgumentError, words, steps.load_state_dict, state)
@@ -1437,6 +1437,20 @@ class TestSameSequence(Place):
         (self.directory / "train").mkdir()
         (self.directory / "train/info.json").write_text('{"fingerprint": ""}')
         self.assertRaisesRegex(batchfs.MountError, "no state.*name the directory of a split", batchfs.split, self.directory / "train")
+
+    def test_info_of_another_version(self) -> None:
+        """A sequence that the program cannot compare with that of the reader is rejected."""
+
+        def mounted(seed: int) -> batchfs.Mount:
+            return batchfs.mount(config=self.config, mountpoint=self.place, set={"splits.train.seed": seed})
+
+        with mounted(1):
+            newer, older = (batchfs.split(self.place / "train") for _ in range(2))
+        newer.info["state"]["added"] = 7
+        del older.info["state"]["join"]
+        with mounted(2):
+            for train, words in ((newer, "the state has an unknown key, added"), (older, "the state lacks join")):
+                self.assertRaisesRegex(batchfs.ReadError, f"another sequence is mounted at .*: {words}\\. .*call split", train.read, 1)
 
     def test_missing_files(self) -> None:
         """An error says which file of a directory is missing."""

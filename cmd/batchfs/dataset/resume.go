@@ -120,16 +120,15 @@ func (s State) malformed(now State) string {
 	if version, ok := s["version"].(json.Number); ok && version != now["version"] {
 		return fmt.Sprintf("the state has version %s, and this batchfs reads version %s: use the one that saved it", version, now["version"])
 	}
-	const fix = ": load what state_dict() returned, as it was"
 	required := maps.Clone(now)
 	for key := range limits {
 		required[key] = nil
 	}
 	if lacks := s.missing(required); lacks != "" {
-		return "the state lacks " + lacks + fix
+		return "the state lacks " + lacks
 	}
 	if unknown := now.missing(s); unknown != "" {
-		return "the state has an unknown key, " + unknown + fix
+		return "the state has an unknown key, " + unknown
 	}
 	for _, key := range slices.Sorted(maps.Keys(s)) {
 		rule := "an integer"
