@@ -47,9 +47,11 @@ class FileReader:
         if k >= self.max_steps:
             try:
                 os.close(os.open(f"{self.path}/batch/{k}", os.O_RDONLY | os.O_CLOEXEC))
+                self._update(k)  # a restart may have made the sequence longer
             except OSError as e:
                 raise ReadError(self._describe(k, e)) from e
-            raise ReadError(f"there is no batch {k}: a file can hold {self.max_steps} batches of this size. If the sequence has become longer, call split() again")
+            if k >= self.max_steps:
+                raise ReadError(f"there is no batch {k}: a file can hold {self.max_steps} batches of this size")
         try:
             file, at = self.file or self._open(k), k * self.size
             done = os.preadv(file.fd, buffers, at)
@@ -61,17 +63,20 @@ class FileReader:
             raise ReadError(self._describe(k, e)) from e
 
     def refresh(self, k: int) -> None:
-        if "stages" not in self.info:
-            return
-        with contextlib.suppress(OSError, ReadError):  # the mount may have ended
-            file, directory = self.file, os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                # A restart changes no batches that were read. But this reader may have read some
-                # since then that info does not describe.
-                is_same = file is not None and os.fstat(file.fd).st_dev == os.fstat(directory).st_dev
-                self._compare(directory, 0 if is_same else k)
-            finally:
-                os.close(directory)
+        if "stages" in self.info:
+            with contextlib.suppress(OSError, ReadError):  # the mount may have ended
+                self._update(k)
+
+    def _update(self, k: int) -> None:
+        """Updates info. Raises ReadError if the path has another sequence than the one whose batches up to k - 1 may have been read."""
+        file, directory = self.file, os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            # A restart changes no batches that were read. But this reader may have read some since
+            # then that info does not describe.
+            is_same = file is not None and os.fstat(file.fd).st_dev == os.fstat(directory).st_dev
+            self._compare(directory, 0 if is_same else min(k, self.max_steps))
+        finally:
+            os.close(directory)
 
     def _open(self, k: int) -> _File:
         # Both files are opened through one descriptor, because something else may be mounted at the

@@ -1367,19 +1367,23 @@ class TestSameSequence(Place):
 
         write(0.1)
         with batchfs.mount(config=config) as m:
-            train = m.split("train")
-            steps, end = train.steps(), train.info["max_steps"]
-            for _ in range(end):
-                next(steps)
-            self.assertRaisesRegex(batchfs.ReadError, f"batch {end} of .*: no batch is left.*max_epochs", next, steps)
+            train, unread, refreshed = (m.split("train") for _ in range(3))
+            end = train.info["max_steps"]
+            train.read(end - 1)
+            self.assertRaisesRegex(batchfs.ReadError, f"batch {end} of .*: no batch is left.*max_epochs", train.read, end)
+            steps = refreshed.steps()
+            self.assertEqual(len(read_all(steps, end)), end)
             write(0.2)
             self.assertIsNone(run("restart", m.mountpoint, timeout=waiting.LIMIT)[1])
             steps.state_dict()  # reads info.json again
             piped = batchfs.Piped(["-c", str(config)]).split("train")
             self.assertGreater(piped.info["max_steps"], end)
-            for k, batch in itertools.islice(steps, 5):
-                self.assertTrue(same(batch, piped.read(k)), k)
-            self.assertEqual(steps.step, end + 5)
+            for split in (train, unread, refreshed):
+                for k in range(end, end + 5):
+                    self.assertTrue(same(split.read(k), piped.read(k)), k)
+            longer = piped.info["max_steps"]
+            self.assertRaisesRegex(batchfs.ReadError, f"batch {longer} of .*: no batch is left", train.read, longer)
+            self.assertEqual(next(steps)[0], end)
 
     def test_changed_schedule(self) -> None:
         """A state has the schedule of the batches that were read, even if the first of them followed a restart."""
