@@ -45,7 +45,7 @@ type sequentialReader struct {
 	nextRepeated uint64 // batch after the last requested below next-1 and not prefetched; 0 if none
 
 	// buffers holds batch k in element k%len(buffers). It is nil until batches are requested in
-	// order, and empty if there is no room for two.
+	// order and there is room for it, and empty if there will never be room for two batches.
 	buffers []*batchBuffer
 }
 
@@ -59,8 +59,9 @@ type batchBuffer struct {
 }
 
 const (
+	noNumber     = MaxBatches // number of an empty buffer
 	notRequested = -1
-	maxReaders   = 256 // limit on sequentialReaders
+	maxReaders   = 256 // limit on sequentialReaders that are idle
 )
 
 // acquireBuffer records that batch k of list is being read. If k was prefetched, it returns the
@@ -117,36 +118,59 @@ func (p *prefetcher) readerFor(list BatchList, k uint64) *sequentialReader {
 			return r
 		}
 	}
-	if len(p.readers) == maxReaders {
-		p.evict()
-	}
 	r := &sequentialReader{list: list, batchSize: list.Spec().Batch.Bytes(), next: k + 1}
 	p.readers = append(p.readers, r)
+	if len(p.readers) > maxReaders {
+		p.evict()
+	}
 	return r
 }
 
-// evict discards the least recently used reader and its buffers. The caller holds mu.
-func (p *prefetcher) evict() {
-	r := p.readers[0]
-	p.bufferBytes.Add(-int64(len(r.buffers)) * r.batchSize)
-	r.buffers = []*batchBuffer{} // not nil, because allocate must not be called again for r
-	p.readers = slices.Delete(p.readers, 0, 1)
+// evict discards the least recently used reader that is idle and its buffers, but not the reader
+// used last. It reports whether there was one. The caller holds mu.
+func (p *prefetcher) evict() bool {
+	for i, r := range p.readers[:len(p.readers)-1] {
+		if n := len(r.buffers); r.discardBuffers() {
+			p.bufferBytes.Add(-int64(n) * r.batchSize)
+			p.readers = slices.Delete(p.readers, i, i+1)
+			return true
+		}
+	}
+	return false
 }
 
-// allocate gives r its buffers if at least two fit into maxBytes, and evicts other readers for
-// them. The caller holds mu.
+// discardBuffers discards all buffers of a reader, unless a batch is being computed or sent. It
+// reports whether they are discarded.
+func (r *sequentialReader) discardBuffers() bool {
+	for _, b := range r.buffers {
+		if !b.TryLock() {
+			return false
+		}
+		defer b.Unlock()
+	}
+	for _, b := range r.buffers {
+		b.batch = noNumber // a request may be about to send it
+	}
+	r.buffers = nil
+	return true
+}
+
+// allocate gives r, the reader used last, its buffers if at least two fit into maxBytes. It evicts
+// other readers for them. If too many of these are not idle, r gets none yet. The caller holds mu.
 func (p *prefetcher) allocate(r *sequentialReader) {
 	n := min(int64(p.depth)+1, p.maxBytes/r.batchSize)
-	r.buffers = []*batchBuffer{}
 	if n < 2 {
+		r.buffers = []*batchBuffer{}
 		return
 	}
 	for p.bufferBytes.Load()+n*r.batchSize > p.maxBytes {
-		p.evict()
+		if !p.evict() {
+			return
+		}
 	}
 	p.bufferBytes.Add(n * r.batchSize)
 	for range n {
-		b := &batchBuffer{batch: MaxBatches} // no batch has this number
+		b := &batchBuffer{batch: noNumber}
 		b.sent.Store(notRequested)
 		r.buffers = append(r.buffers, b)
 	}

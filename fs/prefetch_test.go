@@ -181,6 +181,33 @@ func TestDiscardedReply(t *testing.T) {
 	}
 }
 
+// The buffers of a batch that is being sent are not given to another reader, so their memory counts
+// until then.
+func TestBuffersInUseAreNotEvicted(t *testing.T) {
+	s, batchesRead := recordingBatches("train", 1000)
+	tr := newTestTree(t, s)
+	p := tr.prefetcher
+	p.maxBytes = 2000 // for one reader
+	read := func(k uint64) { tr.openFile(t, fmt.Sprintf("train/batch/%d", k), 0).readBatch(t, 1000) }
+	read(0)
+	read(1)
+	_, sending := p.acquireBuffer(s.Current(), 2)
+	_, waiting := p.recordRequest(s.Current(), 2)
+	if sending == nil || waiting != sending {
+		t.Fatal("batch 2 is not prefetched")
+	}
+	read(1000)
+	read(1001)
+	if sending.batch != 2 || slices.Contains(batchesRead(), 1002) {
+		t.Errorf("batch 2 is evicted while it is sent; read %v", batchesRead())
+	}
+	sending.RUnlock()
+	read(1002)
+	if waiting.batch == 2 || p.bufferBytes.Load() != 2000 || !slices.Contains(batchesRead(), 1003) {
+		t.Errorf("batch 2 is not evicted after it was sent; read %v", batchesRead())
+	}
+}
+
 // A prefetched batch is not sent if its tokens have changed. A batch whose prefetch failed is
 // computed again.
 func TestPrefetchErrors(t *testing.T) {
