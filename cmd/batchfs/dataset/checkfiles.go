@@ -10,6 +10,11 @@ import (
 	"batchfs/cache/blob"
 )
 
+const (
+	checkers        = 4 // goroutines that check files; few, to spare file servers
+	maxSerialChecks = 8 // if a batch has more files, they are checked concurrently
+)
+
 // blobs returns the files of all arrays, including indexes of documents.
 func (d *Dataset) blobs() iter.Seq[blob.Blob] {
 	return func(yield func(blob.Blob) bool) {

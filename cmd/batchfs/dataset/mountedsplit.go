@@ -91,6 +91,8 @@ func (s *MountedSplit) LatestWhole(cancel <-chan struct{}) (fs.BatchList, error)
 	return b, err
 }
 
+const maxReopens = 10 // attempts of a request to follow changes
+
 // LatestFor is like Latest, but also checks the files of batch k. If they have changed and the
 // split follows changes, it waits until the new files are open, or until cancel is closed. If they
 // cannot be served, the error matches syscall.ESTALE.

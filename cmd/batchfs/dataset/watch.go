@@ -85,11 +85,8 @@ type view struct {
 const (
 	checkEvery           = time.Second // time between two passes
 	idleTimeout          = time.Minute // the goroutine ends after this time without requests
-	checkers             = 4           // goroutines that check files; few, to spare file servers
-	maxSerialChecks      = 8           // if a batch has more files, they are checked concurrently
 	minBackoff           = time.Second // delay before the first retry of a failed attempt to reopen
 	maxBackoff           = 16 * time.Second
-	maxReopens           = 10                     // attempts of a request to follow changes
 	lastRequestPrecision = 100 * time.Millisecond // resolution of lastRequest
 
 	// Requests wait for the writer of an overwritten file, until patience has passed since the
