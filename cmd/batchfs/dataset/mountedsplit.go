@@ -1,6 +1,7 @@
 package dataset
 
 import (
+	"cmp"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -53,8 +54,11 @@ func (s *MountedSplit) Latest() (fs.BatchList, error) { return s.latest(s.watch.
 
 func (s *MountedSplit) latest(v *view) (*BatchList, error) {
 	b := s.current.Load()
-	if err := s.watch.recheckWrongFile(v); err != nil || v.dataset.Version == b.Version {
-		return b, err
+	switch {
+	case v.wrongFile != nil:
+		return b, v.err
+	case v.dataset.Version == b.Version:
+		return b, nil
 	}
 	return s.follow(v.dataset)
 }
@@ -85,10 +89,7 @@ func (s *MountedSplit) follow(d *Dataset) (*BatchList, error) {
 func (s *MountedSplit) LatestWhole(cancel <-chan struct{}) (fs.BatchList, error) {
 	v := s.watch.currentView(cancel)
 	b, err := s.latest(v)
-	if err == nil && v.wrongFile == nil {
-		err = v.err
-	}
-	return b, err
+	return b, cmp.Or(err, v.err)
 }
 
 const maxReopens = 10 // attempts of a request to follow changes

@@ -106,7 +106,8 @@ func newWatcher(d *Dataset, o *Opener, log *slog.Logger, publish func(*Dataset) 
 }
 
 // currentView returns the view. If the split was idle, it first waits for a pass, until a second
-// has passed or cancel is closed.
+// has passed or cancel is closed. It checks a wrong file again, so that a restored one is noticed
+// immediately.
 func (w *watcher) currentView(cancel <-chan struct{}) *view {
 	if now := clock.Now(); now-w.lastRequest.Load() > int64(lastRequestPrecision) {
 		w.lastRequest.Store(now)
@@ -114,7 +115,16 @@ func (w *watcher) currentView(cancel <-chan struct{}) *view {
 	if !w.awake.Load() {
 		w.wake(cancel)
 	}
-	return w.view.Load()
+	v := w.view.Load()
+	if v.wrongFile == nil {
+		return v
+	}
+	if err := v.wrongFile.Check(); err != nil {
+		return &view{dataset: v.dataset, err: err, wrongFile: v.wrongFile}
+	}
+	restored := &view{dataset: v.dataset}
+	w.view.CompareAndSwap(v, restored)
+	return restored
 }
 
 // wake starts the goroutine if none is running. Unless the last pass ended less than two seconds
@@ -300,19 +310,6 @@ func (w *watcher) reopen(v *view, changes map[localfile.ChangedError]bool, backo
 			"how", change.How, "tokens", fresh.Len(), "fingerprint", fresh.fingerprint)
 		break
 	}
-}
-
-// recheckWrongFile returns the error of the wrong file, if there is one. It checks the file again,
-// so that a restored file is noticed immediately.
-func (w *watcher) recheckWrongFile(v *view) error {
-	if v.wrongFile == nil {
-		return nil
-	}
-	if err := v.wrongFile.Check(); err != nil {
-		return err
-	}
-	w.view.CompareAndSwap(v, &view{dataset: v.dataset})
-	return nil
 }
 
 // retryOrFail is called when a request that uses v has found a wrong file. It returns nil if the
