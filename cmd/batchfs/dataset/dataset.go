@@ -334,8 +334,8 @@ func (d *Dataset) countSteps() error {
 // for headers.
 func (d *Dataset) mostInFile() uint64 { return math.MaxInt64 / 2 / uint64(d.Sequence.Batch().Bytes()) }
 
-// MaxSteps returns the largest value of the key steps: the number of batches in the sequence, or as
-// many as fit in a file.
+// MaxSteps returns the number of batches in sequence.bin: all that the sequence has, or as many as
+// fit in a file. The key steps can only be larger if a restart has made the sequence shorter.
 func (d *Dataset) MaxSteps() uint64 { return min(d.Sequence.Batches(), d.mostInFile()) }
 
 // With returns the dataset with the settings of a path component, such as "rank=3,world=8". The two

@@ -85,6 +85,32 @@ func TestAddedSource(t *testing.T) {
 	}
 }
 
+// If a restart makes a sequence shorter, sequence.bin gets shorter, but paths that could be looked
+// up before still can.
+func TestShorterSequence(t *testing.T) {
+	t.Chdir(t.TempDir())
+	testfiles.Positions(t, map[string]int{"a.bin": 1000})
+	write := func(maxEpochs int) {
+		testfiles.Write(t, map[string]string{"config.toml": testfiles.Small + fmt.Sprintf(
+			"[[splits.train.sources]]\nname = 'a'\ntokens = 'a.bin'\nweight = 1\nmax_epochs = %d\n", maxEpochs)})
+	}
+	write(2)
+	before := mustOpenConfig(t)[0].MaxSteps()
+	s := takeSnapshot(t)
+	write(1)
+	fresh, err := s.ForRestart()
+	must(t, err)
+	d, err := handOver(t, fresh).OpenPath("train")
+	must(t, err)
+	if d.MaxSteps() >= before || d.MaxSteps() != d.Sequence.Batches() {
+		t.Errorf("sequence.bin has %d batches, and had %d", d.MaxSteps(), before)
+	}
+	mustWith(t, d, fmt.Sprintf("steps=%d", before))
+	if _, err := d.With(fmt.Sprintf("steps=%d", before+1)); err == nil {
+		t.Errorf("steps can be more than %d", before)
+	}
+}
+
 // A source cannot be added while a file of another source has changed. With follow, it can be added
 // once the mount serves the new file.
 func TestSourceIsAddedToUnchangedFiles(t *testing.T) {
