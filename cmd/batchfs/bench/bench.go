@@ -65,7 +65,7 @@ and run nothing else in the meantime.`,
 			signal.Notify(make(chan os.Signal, 1), command.Signals()...)
 			err := o.run(&stage{ctx: cmd.Context(), stderr: cmd.ErrOrStderr()}, cmd.OutOrStdout())
 			if cmd.Context().Err() != nil {
-				return errors.New("interrupted")
+				return command.ErrInterrupted
 			}
 			return err
 		},

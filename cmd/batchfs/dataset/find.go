@@ -2,11 +2,11 @@ package dataset
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"strings"
 
+	"batchfs/cmd/batchfs/command"
 	"batchfs/internal/jsonbytes"
 	"batchfs/internal/printable"
 	"batchfs/sampler"
@@ -64,7 +64,7 @@ func (d *Dataset) Find(
 		})
 	}
 	if ctx.Err() != nil {
-		return nil, errors.New("interrupted")
+		return nil, command.ErrInterrupted
 	}
 	if len(hits) == 0 && d.Sequence.LongDocuments() != sampler.Cut {
 		f.Reason, err = d.whyLeftOut(source, inSource)

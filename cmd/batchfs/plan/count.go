@@ -3,13 +3,13 @@ package plan
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
 	"sort"
 
+	"batchfs/cmd/batchfs/command"
 	"batchfs/sampler"
 )
 
@@ -161,7 +161,7 @@ func (c *corpus) sampleBlocks(ctx context.Context, n *blockCounts, i, column int
 	r := rand.New(rand.NewPCG(uint64(i), uint64(column)))
 	for s := range samples {
 		if ctx.Err() != nil {
-			return errors.New("interrupted")
+			return command.ErrInterrupted
 		}
 		number := s
 		if samples < total {

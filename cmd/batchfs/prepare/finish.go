@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"batchfs/cmd/batchfs/command"
 	"batchfs/cmd/batchfs/prepare/units"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/cmd/batchfs/vocabulary"
@@ -112,7 +113,7 @@ func (j *job) checkFiles(ctx context.Context, listing *units.Listing, sidecars [
 		}
 	})
 	if ctx.Err() != nil {
-		return errInterrupted
+		return command.ErrInterrupted
 	}
 	i := slices.IndexFunc(errs, func(err error) bool { return err != nil })
 	if i < 0 {

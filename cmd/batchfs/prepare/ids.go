@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 
+	"batchfs/cmd/batchfs/command"
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
@@ -76,7 +77,7 @@ func (p *plan) lookForLabels(ctx context.Context) error {
 		}
 		return err
 	case <-ctx.Done(): // does not wait for the reader, which a pipe may block
-		return errInterrupted
+		return command.ErrInterrupted
 	}
 }
 

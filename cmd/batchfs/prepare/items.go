@@ -10,6 +10,7 @@ import (
 	"slices"
 	"unicode/utf8"
 
+	"batchfs/cmd/batchfs/command"
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
@@ -132,7 +133,7 @@ func (s *Items) Read(ctx context.Context, visit func(Item) error) error {
 	w := newEncodeWorker(s.plan)
 	visitTexts := func(at place, texts []maskedText) error {
 		if ctx.Err() != nil {
-			return errInterrupted
+			return command.ErrInterrupted
 		}
 		return visit(w.itemOf(at, texts))
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"runtime"
 	"sync"
+
+	"batchfs/cmd/batchfs/command"
 )
 
 // maxChunks limits the chunks in memory, however many processors there are. Few workers get fewer,
@@ -82,7 +84,7 @@ func (l *pipeline) next() (*chunk, error) {
 	}
 	switch {
 	case l.ctx.Err() != nil:
-		return nil, errInterrupted
+		return nil, command.ErrInterrupted
 	case ch == nil:
 		return nil, nil
 	}

@@ -4,13 +4,13 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"time"
 
+	"batchfs/cmd/batchfs/command"
 	"batchfs/cmd/batchfs/prepare/units"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/cmd/batchfs/vocabulary"
@@ -119,7 +119,7 @@ func (j *job) undone(ctx context.Context, all []int, done []string) (todo []int,
 				continue
 			}
 			if ctx.Err() != nil {
-				return nil, errInterrupted
+				return nil, command.ErrInterrupted
 			}
 			j.o.printLine("%s: this task does it again", err)
 		}
@@ -150,7 +150,7 @@ func (j *job) doUnits(ctx context.Context, all, todo []int) error {
 	for _, unit := range todo {
 		s, err := j.doUnit(ctx, unit)
 		if ctx.Err() != nil {
-			return errInterrupted
+			return command.ErrInterrupted
 		}
 		left -= j.plan.Units[unit].Bytes
 		if err != nil {
@@ -306,5 +306,3 @@ func (j *job) publishUnit(ctx context.Context, s *units.Sidecar, dir string, beg
 	}
 	return err
 }
-
-var errInterrupted = errors.New("interrupted")

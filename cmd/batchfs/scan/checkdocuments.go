@@ -6,6 +6,7 @@ import (
 	"batchfs/cache"
 	"batchfs/cache/array"
 	"batchfs/cache/localfile"
+	"batchfs/cmd/batchfs/command"
 )
 
 func (c *check) checkDocuments(ctx context.Context) error {
@@ -21,7 +22,7 @@ func (c *check) checkDocuments(ctx context.Context) error {
 			}
 		}
 		if ctx.Err() != nil {
-			return errInterrupted
+			return command.ErrInterrupted
 		}
 		if err != nil {
 			c.addProblem(f.problem(Documents), "%v", err)

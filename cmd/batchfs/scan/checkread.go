@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"sync/atomic"
 
+	"batchfs/cmd/batchfs/command"
 	"batchfs/cmd/batchfs/terminal"
 )
 
@@ -81,11 +82,11 @@ func onAllProcessors[T any](ctx context.Context, n int, do func(int) T, record f
 		select {
 		case r := <-results:
 			if ctx.Err() != nil {
-				return errInterrupted
+				return command.ErrInterrupted
 			}
 			record(r)
 		case <-ctx.Done():
-			return errInterrupted
+			return command.ErrInterrupted
 		}
 	}
 	return nil

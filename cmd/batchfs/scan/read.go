@@ -6,12 +6,12 @@ package scan
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"iter"
 	"slices"
 
 	"batchfs/cache"
 	"batchfs/cache/array"
+	"batchfs/cmd/batchfs/command"
 )
 
 // blockSize is the number of bytes that are read at a time.
@@ -33,7 +33,7 @@ func read(ctx context.Context, a *cache.Array, from, to int64, visit func(at int
 	}
 	for at := from; at < to; at += block {
 		if ctx.Err() != nil {
-			return errInterrupted
+			return command.ErrInterrupted
 		}
 		if err := a.Read([]array.Window{{Start: at, Len: int(min(block, to-at))}}, copyBlock); err != nil {
 			return err
@@ -45,8 +45,6 @@ func read(ctx context.Context, a *cache.Array, from, to int64, visit func(at int
 	return nil
 }
 
-var errInterrupted = errors.New("interrupted")
-
 const endsPerBlock = blockSize / 8 // documents per block of an index
 
 // readEnds calls visit with the ends of documents [from, to), block by block. ends is valid only
@@ -55,7 +53,7 @@ func readEnds(ctx context.Context, d *cache.Documents, from, to int64, visit fun
 	ends := make([]int64, min(endsPerBlock, to-from))
 	for at := from; at < to; at += endsPerBlock {
 		if ctx.Err() != nil {
-			return errInterrupted
+			return command.ErrInterrupted
 		}
 		ends = ends[:min(endsPerBlock, to-at)]
 		if err := d.Ends(at, ends); err != nil {
