@@ -8,7 +8,7 @@
 // The files by role; docs/design.md follows a line of JSON through them:
 //
 //   - the command: prepare.go, print.go, estimate.go (--dry-run)
-//   - the plan: plan.go, ids.go (--ids), count.go (a pass in advance, as for --by char)
+//   - the plan: plan.go, encoding.go, ids.go (--ids), count.go (a first pass, as for --by char)
 //   - the inputs: find.go, inputs.go, nontext.go, decompress.go, remote.go, part.go
 //   - from reader to writer: pipeline.go, chunk.go, notes.go (what is counted on the way)
 //   - the reader of text and JSON lines: read.go, readtext.go
