@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"batchfs/cmd/batchfs/command"
+	"batchfs/cmd/batchfs/prepare/units"
 )
 
 // maxChunks limits the chunks in memory, however many processors there are. Few workers get fewer,
@@ -98,4 +99,94 @@ func (l *pipeline) release(ch *chunk) {
 	for range n {
 		<-l.permits
 	}
+}
+
+// Limits on memory, in bytes. They are variables so that tests can lower them.
+var (
+	chunkSize = 128 << 10 // text that is read and encoded at a time
+	maxLine   = 64 << 20  // longest line, row, or stretch of text in which no word ends
+)
+
+// A position is a point between two text pieces, from which reading can resume. Checkpoints store
+// it.
+type position struct {
+	Input  int   `json:"input"`
+	Offset int64 `json:"offset"` // bytes of decompressed content; rows of a parquet or Arrow file
+	Line   int64 `json:"line"`   // lines before this position, in JSON Lines
+	Within bool  `json:"within"` // whether the position is inside a document
+	Val    bool  `json:"val"`    // whether that document belongs to val
+	Read   int64 `json:"read"`   // bytes read of all inputs, as stored on disk
+}
+
+// A textPiece is a part of an input that can be encoded without the rest: lines of JSON Lines, a
+// row, or a text or part of one.
+type textPiece struct {
+	text  []byte
+	in    *input
+	start position
+	// startsDocument and endsDocument say whether the piece has the beginning and the end of its
+	// document.
+	startsDocument, endsDocument bool
+	leftOut                      bool // whether the whole input is left out: it is not UTF-8
+}
+
+// A chunk is a group of text pieces that one worker encodes at a time. It carries their text, and
+// later their tokens, through the pipeline.
+type chunk struct {
+	pieces []textPiece
+	text   []byte   // text of the pieces
+	end    position // beginning of the next chunk
+
+	permits int // permits of the pipeline that the chunk holds
+	encoded [len(splits)]encodedTokens
+	err     error
+	done    chan struct{} // closed when encoded, notes and err are set
+
+	notes notes
+}
+
+// Indexes of splits, and of all other arrays with one element for each split.
+const (
+	trainSplit = iota
+	valSplit
+)
+
+var splits = [...]string{trainSplit: "train", valSplit: "val"}
+
+// encodedTokens are the tokens of a chunk that belong to one split.
+type encodedTokens struct {
+	tokens []byte  // little-endian
+	mask   []byte  // one byte per token, if masked
+	ends   []int64 // ends of documents, in tokens
+	ids    []byte  // with --id, a line for each of these documents
+
+	eot units.EOTCounts
+}
+
+// chunks recycles the memory of chunks, because on many processors the heap would grow a lot while
+// the garbage collector runs.
+var chunks = sync.Pool{New: func() any { return new(chunk) }}
+
+func (c *chunk) recycle() {
+	*c = chunk{pieces: c.pieces[:0], text: c.text[:0], encoded: c.encoded}
+	for i, e := range c.encoded {
+		c.encoded[i] = encodedTokens{tokens: e.tokens[:0], mask: e.mask[:0], ends: e.ends[:0], ids: e.ids[:0]}
+	}
+	chunks.Put(c)
+}
+
+// split returns the tokens of val if isVal is true, otherwise those of train.
+func (c *chunk) split(isVal bool) *encodedTokens {
+	if isVal {
+		return &c.encoded[valSplit]
+	}
+	return &c.encoded[trainSplit]
+}
+
+// tokens returns the number of tokens in the chunk. A token takes width bytes.
+func (c *chunk) tokens(width int) (n int64) {
+	for _, e := range c.encoded {
+		n += int64(len(e.tokens) / width)
+	}
+	return n
 }

@@ -4,12 +4,18 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"math"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/bmatcuk/doublestar/v4"
+	"golang.org/x/crypto/blake2b"
+
+	"batchfs/cmd/batchfs/vocabulary"
 )
 
 // A plan determines the content of the token files. It never changes, so the reader, the encoders
@@ -173,4 +179,122 @@ func digestInputs(inputs []*input, times bool) string {
 		}
 	}
 	return fmt.Sprintf("%x", h.Sum(nil))
+}
+
+// An encoding says how documents become tokens.
+type encoding struct {
+	tokenizer      tokenizer
+	width          int // bytes per token
+	fields         []field
+	hasDots        bool   // whether a field has several names in a row
+	ids            bool   // whether the first field leads to lists of ids instead of texts
+	id             *field // leads to the id of a document; nil without --id
+	masked         bool
+	first          string       // with ids, the row that decides whether rows have labels
+	eot            int64        // end-of-text token, or -1
+	eotBegins      bool         // whether eot begins documents instead of ending them
+	replaceInvalid bool         // whether to replace invalid bytes by U+FFFD
+	skipInvalid    bool         // whether to leave out documents that are not UTF-8
+	anyBytes       bool         // whether text need not be UTF-8
+	nameStarts     []*nameStart // beginnings of the names of special tokens to count
+}
+
+// newEncoding returns the encoding that the settings ask for. If content is not nil, it is that of
+// the file that --by names.
+func newEncoding(s *settings, content []byte) (e encoding, err error) {
+	t, err := s.openTokenizer(content)
+	if err != nil {
+		return encoding{}, err
+	}
+	e = encoding{eotBegins: s.EOT == "begin", replaceInvalid: s.Invalid == "replace", skipInvalid: s.Invalid == "skip",
+		anyBytes: s.By == vocabulary.Byte, fields: []field{newField(s.Field, 0)}, masked: s.Mask != "" || s.Labels}
+	if !s.Special {
+		e.nameStarts = nameStarts(t)
+	}
+	if s.IDs != "" {
+		e.ids, e.fields = true, []field{newField(s.IDs, 1)}
+		e.fields[0].options = "--ids"
+	}
+	if s.Mask != "" {
+		e.fields, err = maskFields(s.Mask)
+	}
+	if s.ID != "" {
+		e.id = new(newField(s.ID, 0))
+		e.id.options = "--id"
+	}
+	e.hasDots = slices.ContainsFunc(e.fields, field.hasDots)
+	return e.withTokenizer(t, s.EOT), err
+}
+
+// withTokenizer returns the encoding with another tokenizer, whose end-of-text token is not used if
+// eotAt is none.
+func (e encoding) withTokenizer(t tokenizer, eotAt string) encoding {
+	e.tokenizer, e.width, e.eot = t, 2, -1
+	if t.Size() > 1<<16 {
+		e.width = 4
+	}
+	if token, ok := t.EndOfText(); ok && eotAt != "none" {
+		e.eot = int64(token)
+	}
+	return e
+}
+
+func maskFields(list string) (fields []field, err error) {
+	for part := range strings.SplitSeq(list, ",") {
+		part = strings.TrimSpace(part)
+		colon := max(strings.LastIndex(part, ":"), 0)
+		name, mask := part[:colon], part[colon:]
+		if name == "" || mask != ":0" && mask != ":1" {
+			return nil, fmt.Errorf("--mask: must list fields with 0 or 1, such as prompt:0,completion:1 or messages[role=assistant].content:1 (got %q)", list)
+		}
+		if slices.ContainsFunc(fields, func(f field) bool { return f.String() == name }) {
+			return nil, fmt.Errorf("--mask: must list each field once (got %s twice in %q)", name, list)
+		}
+		fields = append(fields, newField(name, mask[1]-'0'))
+	}
+	return fields, nil
+}
+
+// leavesOutBinary reports whether texts that are not UTF-8 are left out.
+func (e *encoding) leavesOutBinary() bool { return e.skipInvalid && !e.anyBytes }
+
+// A valRule decides which documents belong to val. The reader applies it to texts, because the
+// pieces of a long text must stay together. The encoders apply it to lines and rows, because only
+// they know the texts of these.
+type valRule struct {
+	fraction float64 // fraction of the documents that belong to val
+	start    int64   // offset at which val begins in a single text; if 0, hashes choose documents
+}
+
+// valKey precedes what is hashed, so that the selection is independent of other hashes of a text.
+const valKey = "batchfs: documents for val\x00"
+
+// valBytes is the number of bytes at the beginning of a document that are hashed.
+const valBytes = 1 << 16
+
+// has reports whether the document at an offset of an input belongs to val. If the hash decides, it
+// depends on nothing but the text: adding or renaming files moves no document to another split, and
+// copies of a text are in the same split.
+func (v valRule) has(in *input, offset int64, text []byte) bool {
+	switch {
+	case in.val:
+		return true
+	case v.start > 0:
+		return offset >= v.start
+	case v.fraction == 0:
+		return false
+	}
+	sum := sha256.Sum256(append([]byte(valKey), text[:min(len(text), valBytes)]...))
+	return float64(binary.BigEndian.Uint64(sum[:])>>11)/(1<<53) < v.fraction
+}
+
+// hasIDs is like has, but for documents of ids. tokens are the bytes that the token file gets. The
+// writer of the Python package makes the same selection.
+func (v valRule) hasIDs(in *input, tokens []byte) bool {
+	if in.val || v.fraction == 0 {
+		return in.val
+	}
+	hash, _ := blake2b.New(8, nil)
+	hash.Write(tokens)
+	return binary.LittleEndian.Uint64(hash.Sum(nil)) < uint64(math.Ceil(v.fraction*0x1p64))
 }

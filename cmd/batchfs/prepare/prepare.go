@@ -8,16 +8,16 @@
 // The files by role; docs/design.md follows a line of JSON through them:
 //
 //   - the command: prepare.go, print.go, estimate.go (--dry-run)
-//   - the plan: plan.go, encoding.go, ids.go (--ids), count.go (a first pass, as for --by char)
+//   - the plan: plan.go, ids.go (--ids), count.go (a first pass, as for --by char)
 //   - the inputs: find.go, inputs.go, nontext.go, decompress.go, remote.go, part.go
-//   - from reader to writer: pipeline.go, chunk.go, notes.go (what is counted on the way)
-//   - the reader of text and JSON lines: read.go, readtext.go
+//   - from reader to writer: pipeline.go, notes.go (what is counted on the way)
+//   - the reader of text and JSON lines: read.go
 //   - the reader of rows: readparquet.go, parquetpages.go, readarrow.go, readrows.go, columns.go
-//   - the encoders: encode.go, encodeids.go, val.go, utf8.go, memory.go
-//   - what they find in a line: linetexts.go, field.go, json.go
+//   - the encoders: encode.go, encodeids.go, utf8.go, memory.go
+//   - what they find in a line: field.go, json.go
 //   - the tokenizers: tokenizer.go, specialnames.go
 //   - the writer: write.go, format.go, manifest.go (vocab.json)
-//   - the directories it writes to: workdir.go, checkpoint.go, existing.go (an earlier run)
+//   - the directories it writes to: workdir.go, existing.go (an earlier run)
 //   - plan files and tasks: planfile.go, task.go, finish.go
 //   - the items of batchfs check --against: items.go
 package prepare

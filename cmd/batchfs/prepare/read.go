@@ -1,8 +1,13 @@
 package prepare
 
 import (
+	"bytes"
 	"cmp"
+	"errors"
 	"fmt"
+	"io"
+	"slices"
+	"unicode/utf8"
 )
 
 // A reader cuts inputs into chunks. It belongs to one goroutine.
@@ -104,3 +109,225 @@ func (r *reader) countTooLong(in *input, at place) {
 	}
 	r.current.notes.addUnusable(tooLong, at.of(in))
 }
+
+// readLines reads JSON lines. It only cuts them, because decoding takes long.
+func (r *reader) readLines(s *stream, pos position) error {
+	if leftOut, err := r.begin(s, &pos); leftOut || err != nil {
+		return err
+	}
+	lastLineEnd := func(text []byte) int { return bytes.LastIndexByte(text, '\n') + 1 }
+	for {
+		n, err := r.fillToCut(s, lastLineEnd)
+		switch {
+		case err != nil || n == 0 && r.ended:
+			return err
+		case n == 0 && r.encoding.skipInvalid:
+			if err := r.leaveOutLine(s, &pos); err != nil {
+				return err
+			}
+			continue
+		case n == 0:
+			return fmt.Errorf("line %d has more than %d bytes, which is the limit: shorten it, or let prepare leave such lines out with --invalid skip", pos.Line+1, maxLine)
+		}
+		piece := textPiece{text: r.buf[:n], in: s.in, start: pos}
+		pos.Offset += int64(n)
+		pos.Line += int64(bytes.Count(piece.text, []byte("\n")))
+		if r.ended {
+			return r.add(piece, position{Input: pos.Input + 1})
+		}
+		if err := r.add(piece, pos); err != nil {
+			return err
+		}
+		r.drop(n)
+	}
+}
+
+// leaveOutLine leaves out a line that is longer than the buffer.
+func (r *reader) leaveOutLine(s *stream, pos *position) error {
+	pos.Line++
+	r.countTooLong(s.in, place{"line", pos.Line})
+	for ended := false; !ended; {
+		if err := r.fill(s, chunkSize); err != nil {
+			return err
+		}
+		n := bytes.IndexByte(r.buf, '\n') + 1
+		ended = n > 0 || r.ended
+		if n == 0 {
+			n = len(r.buf)
+		}
+		pos.Offset += int64(n)
+		r.drop(n)
+	}
+	return nil
+}
+
+// readText reads a text: one document, or two if val begins inside it.
+func (r *reader) readText(s *stream, pos position) error {
+	if leftOut, err := r.begin(s, &pos); leftOut || err != nil {
+		return err
+	}
+	for {
+		n, err := r.fillToCut(s, r.encoding.tokenizer.Cut)
+		if err != nil {
+			return err
+		}
+		if !pos.Within {
+			pos.Val = r.val.has(s.in, pos.Offset, r.buf)
+			if leftOut, err := r.leaveOutInvalid(s, pos); leftOut || err != nil {
+				return err
+			}
+		}
+		n, ends := r.documentEnd(pos, n)
+		switch {
+		case n == 0 && ends && !pos.Within:
+			addLeftOut(&r.current.notes.Empty, 1, s.in.path)
+			return nil
+		case n == 0 && !ends:
+			return fmt.Errorf("no word ends in the %d bytes from byte %d on, which is the limit: break the text into lines", maxLine, pos.Offset)
+		}
+		piece := textPiece{text: r.buf[:n], in: s.in, start: pos, startsDocument: !pos.Within, endsDocument: ends}
+		pos.Offset += int64(n)
+		pos.Within = !ends
+		next, last := pos, r.ended && n == len(r.buf)
+		if last {
+			next = position{Input: pos.Input + 1}
+		}
+		if err := r.add(piece, next); err != nil || last {
+			return err
+		}
+		r.drop(n)
+	}
+}
+
+// leaveOutInvalid leaves out an input that is not UTF-8, if the options say so. A document of the
+// input begins at pos. So that there is only one decompressor at a time, leaveOutInvalid closes a
+// compressed input, and opens it again after the check.
+func (r *reader) leaveOutInvalid(s *stream, pos position) (leftOut bool, err error) {
+	if !r.encoding.leavesOutBinary() || r.ended { // a worker checks a document that is one piece
+		return false, nil
+	}
+	if s.decompressor != nil {
+		s.Close()
+	}
+	leftOut, err = s.in.hasInvalidUTF8()
+	if s.decompressor != nil {
+		read := r.bytesRead
+		again, openError := s.in.open(pos.Offset+int64(len(r.buf)), r.countBytes)
+		if openError != nil {
+			return false, openError
+		}
+		*s, r.bytesRead = *again, read
+	}
+	if leftOut {
+		err = r.leaveOut(s.in, pos)
+	}
+	return leftOut, err
+}
+
+// documentEnd returns how many of the first n bytes in the buffer belong to the current document,
+// and whether it ends after them.
+func (r *reader) documentEnd(pos position, n int) (int, bool) {
+	if train := r.val.start - pos.Offset; 0 < train && train <= int64(n) {
+		return int(train), true
+	}
+	return n, r.ended
+}
+
+// hasInvalidUTF8 reads the whole input and reports whether it is invalid UTF-8.
+func (in *input) hasInvalidUTF8() (bool, error) {
+	s, err := in.open(0, func(int) {})
+	if err != nil {
+		return false, err
+	}
+	defer s.Close()
+	buf, rest := make([]byte, 1<<16), 0 // rest is the length of an incomplete character
+	for {
+		n, err := s.Read(buf[rest:])
+		text := buf[:rest+n]
+		end := runeEnd(text)
+		if err == io.EOF {
+			end = len(text)
+		}
+		switch {
+		case err != nil && err != io.EOF:
+			return false, err
+		case !utf8.Valid(text[:end]):
+			return true, nil
+		case err == io.EOF:
+			return false, nil
+		}
+		rest = copy(buf, text[end:])
+	}
+}
+
+var byteOrderMark = []byte("\ufeff")
+
+// begin starts to read text at a position, and skips a byte order mark. It reports whether the
+// input is left out, and returns an error if the input does not begin like text.
+func (r *reader) begin(s *stream, pos *position) (leftOut bool, err error) {
+	r.buf, r.ended = r.buf[:0], false
+	if err := r.fill(s, chunkSize); err != nil || pos.Offset > 0 {
+		return false, err
+	}
+	if bytes.HasPrefix(r.buf, byteOrderMark) {
+		r.drop(len(byteOrderMark))
+		pos.Offset = int64(len(byteOrderMark))
+	}
+	switch kind := nonTextContent(s.in, r.buf); {
+	case s.in.format == textFormat && (r.encoding.ids || r.encoding.masked || r.encoding.id != nil):
+		// The options need fields, which a text lacks. Only a text with the name of a binary file
+		// gets here, because checkInputs rejects all others.
+		return true, r.leaveOut(s.in, *pos)
+	case s.decompressor == nil && isCompressedName(s.in.path) && !s.in.asText && !utf8.Valid(r.buf[:runeEnd(r.buf)]):
+		return false, errors.New("is neither gzip nor zstd, and not text: copy or download the file again, or leave it out")
+	case kind == nil:
+		return false, nil
+	case kind.binary && r.encoding.leavesOutBinary():
+		return true, r.leaveOut(s.in, *pos)
+	default:
+		return false, kind.refused()
+	}
+}
+
+// fillToCut reads until cut finds a place in the buffer or the input ends. It returns the length of
+// the text before that place. If the buffer is full and has no such place, it returns 0. Unless the
+// input has ended, the buffer has more text than that.
+func (r *reader) fillToCut(s *stream, cut func(text []byte) int) (int, error) {
+	for size := chunkSize; ; size *= 2 {
+		if err := r.fill(s, size); err != nil {
+			return 0, err
+		}
+		if r.ended {
+			return len(r.buf), nil
+		}
+		n := cut(r.buf)
+		if n == len(r.buf) { // one more byte shows whether the input ends here
+			if err := r.fill(s, n+1); err != nil {
+				return 0, err
+			}
+			if r.ended {
+				return len(r.buf), nil
+			}
+		}
+		if n > 0 || size >= maxLine {
+			return n, nil
+		}
+	}
+}
+
+// fill reads until the buffer holds n bytes or the input ends.
+func (r *reader) fill(s *stream, n int) error {
+	r.buf = slices.Grow(r.buf, max(0, n-len(r.buf)))
+	for len(r.buf) < n && !r.ended {
+		read, err := s.Read(r.buf[len(r.buf):n])
+		r.buf = r.buf[:len(r.buf)+read]
+		r.ended = err == io.EOF
+		if err != nil && !r.ended {
+			return err
+		}
+	}
+	return nil
+}
+
+// drop removes the first n bytes of the buffer.
+func (r *reader) drop(n int) { r.buf = r.buf[:copy(r.buf, r.buf[n:])] }

@@ -2,6 +2,19 @@ package prepare
 
 import "unicode/utf8"
 
+// toValidUTF8 returns the text, and the index of its first byte that is not valid UTF-8, or -1 if
+// there is none or any bytes are allowed. Invalid bytes are replaced if the options say so;
+// otherwise, there is no text.
+func (e *encoding) toValidUTF8(t []byte) ([]byte, int) {
+	switch {
+	case e.anyBytes || utf8.Valid(t):
+		return t, -1
+	case e.replaceInvalid:
+		return replaceInvalid(t), firstInvalid(t)
+	}
+	return nil, firstInvalid(t)
+}
+
 // replaceInvalid replaces each part of a text that is not valid UTF-8 by U+FFFD. Like Python, Rust
 // and browsers, it takes the longest part that begins a valid character, and otherwise one byte.
 func replaceInvalid(t []byte) []byte {
