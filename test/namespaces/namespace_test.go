@@ -17,8 +17,8 @@ import (
 // mount namespace, so that they can end while the namespace exists.
 const detachOthers = `awk -v dir="$0" '$5 != dir && / - fuse/ {print $5}' /proc/self/mountinfo | xargs -r umount -l; `
 
-// hideDevices is a shell command that leaves nothing in /dev but /dev/shm, where files of a test may
-// be.
+// hideDevices is a shell command that leaves nothing in /dev but /dev/shm, where a test may have
+// files.
 const hideDevices = "(cd /dev/shm && mount -t tmpfs dev /dev && mkdir /dev/shm && mount --no-canonicalize --bind . /dev/shm)"
 
 // startInNamespace starts a process in its own mount namespace. There, a mount on dir stays when it
