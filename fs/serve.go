@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math"
 	"os"
+	"reflect"
 	"runtime"
 	"runtime/debug"
 	"sync"
@@ -20,10 +21,47 @@ import (
 
 	"batchfs/fs/guard"
 	"batchfs/fs/mount"
+	"batchfs/fs/state"
 	"batchfs/fs/supervise"
 	"batchfs/internal/failpoint"
 	"batchfs/internal/process"
 )
+
+// Options configure how a worker serves a mount.
+type Options struct {
+	Memory    Memory
+	Access    Permissions
+	Status    Status
+	Timeout   time.Duration // limit on the time from a request to its reply
+	OnServing func()        // called in a goroutine when this process begins to serve
+	// Promoted is called before this process serves, once no other one does. Its error means that
+	// this process must not serve.
+	Promoted func() error
+	Log      *slog.Logger
+}
+
+// Memory limits what a worker keeps in memory.
+type Memory struct {
+	PrefetchBatches int   // batches to prefetch for each sequential reader
+	PrefetchBytes   int64 // limit for all prefetched batches
+	ReplyBytes      int64 // limit for all replies
+	TextBytes       int64 // limit for the texts of all open files
+}
+
+// Permissions determine who owns the files and who may use them.
+type Permissions struct {
+	Mode            uint32 // permission bits of files; readers of files may list directories
+	UID, GID        uint32
+	SettingsPerUser int // limit on the settings directories of each user, except root and UID
+}
+
+// Status renders status.json and metrics, which need more than package fs knows. The functions are
+// called one at a time.
+type Status struct {
+	ProgramVersion string
+	JSON           func(LiveStatus) []byte
+	Metrics        func(counters *state.Shared) []byte
+}
 
 // Serve answers the kernel's requests once the supervisor promotes this process. It returns nil
 // when the mount is gone, supervise.ErrReplaced when another process serves, and
@@ -280,4 +318,34 @@ func errorReply(id uint64, errno syscall.Errno) []byte {
 	reply := binary.NativeEndian.AppendUint32(nil, 16) // length
 	reply = binary.NativeEndian.AppendUint32(reply, uint32(-int32(errno)))
 	return binary.NativeEndian.AppendUint64(reply, id)
+}
+
+// maxWrite is the longest write, in bytes. Nobody writes, but go-fuse's request buffers have room
+// for one.
+const maxWrite = 4096
+
+// residentBuffers makes a *fuse.Server read requests into buffers whose first 4096 bytes are in
+// memory. While a process is being killed, the kernel cannot add pages to it. If delivering a
+// request needs a page, the request fails with EIO instead of going to the next worker. Replies
+// need no such care, because a handler has just written them.
+//
+// The result is the pool of the buffers, a private field of the server in go-fuse v2.12.1, which
+// has no public way to replace it.
+func residentBuffers(server any) (*sync.Pool, error) {
+	field := reflect.ValueOf(server).Elem().FieldByName("readPool")
+	if !field.IsValid() || field.Type() != reflect.TypeFor[sync.Pool]() {
+		return nil, fmt.Errorf("%T has no field readPool of type sync.Pool, unlike in go-fuse v2.12.1: package fs must be adapted to this version", server)
+	}
+	pool := (*sync.Pool)(field.Addr().UnsafePointer())
+	allocate := pool.New
+	if _, ok := allocate().([]byte); !ok {
+		return nil, fmt.Errorf("readPool of %T does not hold []byte, unlike in go-fuse v2.12.1: package fs must be adapted to this version", server)
+	}
+	*pool = sync.Pool{New: func() any {
+		buf := allocate().([]byte)
+		// A READ or LOOKUP fits into 4096 bytes, in up to two pages.
+		buf[0], buf[4095] = 0, 0
+		return buf
+	}}
+	return pool, nil
 }
