@@ -41,7 +41,7 @@ type shard struct {
 	start   int64          // position of its first element
 	index   *documentIndex // nil if there is none
 
-	lastPass atomic.Int64 // latest Pass in which BlobsOf yielded the shard
+	lastSeries atomic.Int64 // latest Series in which BlobsOf yielded the shard
 }
 
 func (s *shard) end() int64 { return s.start + s.format.Count }
@@ -131,20 +131,20 @@ func (a *Array) RevalidateNext() {
 	}
 }
 
-// A Pass identifies a series of calls of BlobsOf. Later calls skip the files that earlier ones
-// yielded. If passes overlap, a file may be yielded twice.
-type Pass int64
+// A Series identifies a series of calls of BlobsOf. Later calls skip the files that earlier ones
+// yielded. If two series overlap, a file may be yielded twice.
+type Series int64
 
-var passes atomic.Int64
+var allSeries atomic.Int64
 
-// NewPass begins a Pass.
-func NewPass() Pass { return Pass(passes.Add(1)) }
+// NewSeries begins a Series.
+func NewSeries() Series { return Series(allSeries.Add(1)) }
 
-// BlobsOf returns the files that a read of w uses, without those already yielded in pass p.
-func (a *Array) BlobsOf(w array.Window, p Pass) iter.Seq[blob.Blob] {
+// BlobsOf returns the files that a read of w uses, without those already yielded in the series n.
+func (a *Array) BlobsOf(w array.Window, n Series) iter.Seq[blob.Blob] {
 	return func(yield func(blob.Blob) bool) {
 		for piece := range a.byteRange(w).Parts(a.pieceAt) {
-			if s := &a.shards[piece.Index]; s.lastPass.Swap(int64(p)) != int64(p) && !s.yieldBlobs(yield) {
+			if s := &a.shards[piece.Index]; s.lastSeries.Swap(int64(n)) != int64(n) && !s.yieldBlobs(yield) {
 				return
 			}
 		}

@@ -360,10 +360,10 @@ func TestBlobsOfWindows(t *testing.T) {
 	for _, n := range []int{3, 64, 65, 500} {
 		paths := writeFiles(t, 2, slices.Repeat([]int{10}, n)...)
 		tokens := open(t, paths, Options{DType: array.Uint16, Join: true})
-		p := NewPass()
+		series := NewSeries()
 		var got []string
 		for _, start := range []int{0, 5, 16, 1, 8, 0, 10*n - 5} {
-			for file := range tokens.BlobsOf(array.Window{Start: int64(start), Len: 3}, p) {
+			for file := range tokens.BlobsOf(array.Window{Start: int64(start), Len: 3}, series) {
 				got = append(got, file.Path())
 			}
 		}

@@ -41,7 +41,7 @@ func openIndex(file *File, previous blob.Blob, sum *Fingerprint, o Options) (*In
 			same = nil
 		}
 		var err error
-		if in, err = openSidecar(index, same, o); err != nil {
+		if in, err = openNeighbor(index, same, o); err != nil {
 			return nil, err
 		}
 		if in != nil {

@@ -186,12 +186,12 @@ func (f *File) checkWriters(path string, content blob.Content, o Options) error 
 	return err
 }
 
-// A fileInput is an open file, with the sidecars that its format has opened.
+// A fileInput is an open file, with the neighbors that its format has opened.
 type fileInput struct {
 	format.Input
-	stamp    localfile.Stamp
-	content  blob.Content
-	sidecars []*fileInput
+	stamp     localfile.Stamp
+	content   blob.Content
+	neighbors []*fileInput
 }
 
 // openInput opens a file. For previous, see [blob.Open].
@@ -205,12 +205,12 @@ func openInput(path string, previous blob.Blob, o Options) (*fileInput, error) {
 		Format: o.Format, DType: o.DType, GuessedDType: o.GuessedDType, Axes: o.Axes, Tensor: o.Tensor, AlignedArray: o.AlignedArray,
 	}}
 	in.OpenSidecar = func(path string) (*format.Input, error) {
-		sidecar, err := openSidecar(path, nil, o)
-		if sidecar == nil {
+		neighbor, err := openNeighbor(path, nil, o)
+		if neighbor == nil {
 			return nil, err
 		}
-		in.sidecars = append(in.sidecars, sidecar)
-		return &sidecar.Input, nil
+		in.neighbors = append(in.neighbors, neighbor)
+		return &neighbor.Input, nil
 	}
 	return in, nil
 }
@@ -221,13 +221,13 @@ func (in *fileInput) readSample(blocks int64, visit func(off int64, block []byte
 
 func (in *fileInput) close() {
 	in.content.Close()
-	for _, sidecar := range in.sidecars {
-		sidecar.close()
+	for _, neighbor := range in.neighbors {
+		neighbor.close()
 	}
 }
 
-// openSidecar opens a file next to another one, or returns nil if there is none.
-func openSidecar(path string, previous blob.Blob, o Options) (*fileInput, error) {
+// openNeighbor opens a file next to another one, or returns nil if there is none.
+func openNeighbor(path string, previous blob.Blob, o Options) (*fileInput, error) {
 	in, err := openInput(path, previous, o)
 	// If a bucket may not be listed, a store reports missing objects as forbidden.
 	hidden := blob.IsRemote(path) && errors.Is(err, os.ErrPermission)

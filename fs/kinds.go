@@ -126,7 +126,8 @@ func (k kind) showsOneArray() bool { return k.batches().oneArray }
 func (k kind) isText() bool { return k.entry().text.render != nil }
 
 // isNumbered reports whether the files are batch/*, batches.*, sequence.bin or tokens.bin, which
-// change only when the tokens do.
+// change only when the tokens do, except that batch/<k>.json names sources, which a restart can
+// rename.
 func (k kind) isNumbered() bool { return k.entry().parent == batchDir || k.spansBatches() }
 
 // spansBatches reports whether the files show more than one batch: batches.*, sequence.bin and
@@ -210,6 +211,11 @@ func (i inode) outdated(b BatchList) bool {
 		i.kind().showsOneArray() && i.array() >= len(b.Spec().Batch.Arrays)
 }
 
+// sequenceInode returns the inode of sequence.bin with the batches of b.
+func sequenceInode(sequence int, b BatchList) inode {
+	return makeInode(sequenceFile, sequence, b.Spec().MaxSteps-1).withVersion(b.Spec().Version)
+}
+
 // settingsInode returns the inode of the settings directory called name in dir.
 func settingsInode(sequence int, dir inode, name string) inode {
 	// Leave out dir's sequence, which may end and begin again under another number.
@@ -241,13 +247,4 @@ func (tokensContent) size(_ *tree, _ inode, b BatchList) int64 { return b.Spec()
 
 func (tokensContent) read(t *tree, r readRequest) (fuse.ReadResult, error) {
 	return t.compute(r, func(p filePart, dst []byte) error { return p.list.ReadTokens(dst, p.off) })
-}
-
-// compute replies to a READ with the bytes that fill writes to dst.
-func (t *tree) compute(r readRequest, fill func(p filePart, dst []byte) error) (fuse.ReadResult, error) {
-	part, err := t.locate(r)
-	if err == nil && part.len > 0 {
-		err = fill(part, r.buf[:part.len])
-	}
-	return fuse.ReadResultData(r.buf[:part.len]), err
 }

@@ -103,7 +103,7 @@ func (t *tree) listDir(dir inode, k uint64) []fuse.DirEntry {
 			}
 		case e.kind.showsOneArray(): // an inode has no room for such a large k
 		case e.kind == sequenceFile:
-			add(e.name, makeInode(e.kind, dir.sequence(), b.Spec().MaxSteps-1).withVersion(b.Spec().Version))
+			add(e.name, sequenceInode(dir.sequence(), b))
 		case e.kind.isNumbered():
 			add(e.name, makeInode(e.kind, dir.sequence(), k).withVersion(b.Spec().Version))
 		case e.kind == batchDir:
@@ -208,7 +208,8 @@ func (t *tree) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name string
 		i, timeout = i.withVersion(b.Spec().Version), 0 // the inode depends on the version
 	}
 	if i.kind() == sequenceFile {
-		timeout = 0 // a restart that changes max_epochs also changes the inode
+		// A restart that changes max_epochs also changes the inode.
+		i, timeout = sequenceInode(i.sequence(), b), 0
 	}
 	if i == noSuchInode {
 		t.recordBadName(dir, name, t.explainBadName(dir, name))

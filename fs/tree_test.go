@@ -456,6 +456,19 @@ func TestLookupsCheckFiles(t *testing.T) {
 	}
 }
 
+// The lookup that notices changed token files finds sequence.bin with their length.
+func TestSequenceOfChangedTokens(t *testing.T) {
+	s, changed := countingBatches("train", 1000), countingBatches("train", 1000).fakeBatchList
+	s.FollowsChanges, changed.FollowsChanges, changed.Version, changed.MaxSteps = true, true, 1, 3
+	tr := newTestTree(t, s)
+	s.latest = func(uint64) (*fakeBatchList, error) { return changed, nil }
+	var out fuse.EntryOut
+	tr.Lookup(nil, &fuse.InHeader{NodeId: uint64(tr.find("train")), Unique: lastUnique.Add(2)}, "sequence.bin", &out)
+	if want := tr.find("train/sequence.bin"); out.Attr.Size != 3000 || inode(out.NodeId) != want {
+		t.Errorf("inode %#x of %d bytes, want %#x of 3000", out.NodeId, out.Attr.Size, want)
+	}
+}
+
 // Beyond the last batch, opens and reads fail and take no number. If the sequence becomes longer,
 // next continues with the first new batch.
 func TestEnd(t *testing.T) {

@@ -59,7 +59,7 @@ type rowPart struct {
 
 func (job *readJob) partOf(a *batchArray, base, j int) rowPart {
 	offset := a.rowOffset(base, j)
-	return rowPart{a, offset, unitsInside(offset, a.numberBytes, a.rowNumbers, len(job.dst))}
+	return rowPart{a, offset, itemsInside(offset, a.numberBytes, a.rowNumbers, len(job.dst))}
 }
 
 // An interval is half-open: [from, to).
@@ -67,9 +67,9 @@ type interval struct{ from, to int }
 
 func (s interval) empty() bool { return s.from >= s.to }
 
-// unitsInside returns which of count units, of size bytes each, have bytes in [0, n). The first
+// itemsInside returns which of count items, of size bytes each, have bytes in [0, n). The first
 // begins at offset, which may be negative.
-func unitsInside(offset, size, count, n int) interval {
+func itemsInside(offset, size, count, n int) interval {
 	if offset >= 0 && offset+size*count <= n {
 		return interval{0, count} // the usual case, without a division
 	}
@@ -135,7 +135,7 @@ func (job *readJob) planBatch(k uint64, base int) error {
 	job.plannedRows = job.plannedRows[:0]
 	for i := range job.sequence.layout.arrays {
 		a := &job.sequence.layout.arrays[i]
-		overlapping := unitsInside(a.rowOffset(base, 0), a.rowBytes(), job.sequence.BatchSize, len(job.dst))
+		overlapping := itemsInside(a.rowOffset(base, 0), a.rowBytes(), job.sequence.BatchSize, len(job.dst))
 		for j := overlapping.from; j < overlapping.to; j++ {
 			if slices.ContainsFunc(job.plannedRows, func(s interval) bool { return j >= s.from && j < s.to }) {
 				continue // planned for an earlier array

@@ -72,7 +72,7 @@ class Split(Sequence[Batch[Array]]):
             return [self.read(k) for k in range(*index.indices(len(self)))]
         k = integer("index", index)
         if not -len(self) <= k < len(self):
-            raise IndexError(f"batch {k} of {len(self)}; steps() continues with the next epoch")
+            raise IndexError(f"batch {k} of {len(self)}; steps() and read() go on beyond the length")
         return self.read(k % len(self))
 
     def read(self, k: SupportsIndex) -> Batch[Array]:
@@ -158,4 +158,4 @@ class Split(Sequence[Batch[Array]]):
         return {**self.__dict__, "_owner": None}
 
     def __repr__(self) -> str:
-        return f"<batchfs split {self.info['sequence']}, {len(self)} batches an epoch>"
+        return f"<batchfs split {self.info['sequence']}, {len(self)} batches>"

@@ -42,12 +42,12 @@ func (d *Dataset) checkBatch(k uint64) (wrong blob.Blob, err error) {
 			*list = slices.AppendSeq(*list, a.Blobs())
 		}
 	} else {
-		pass := cache.NewPass()
+		series := cache.NewSeries()
 		for w, err := range d.Sequence.Windows(k) {
 			if err != nil {
 				break // reading the batch reports it
 			}
-			*list = slices.AppendSeq(*list, d.sources[w.Source][w.Column].BlobsOf(w.Window, pass))
+			*list = slices.AppendSeq(*list, d.sources[w.Source][w.Column].BlobsOf(w.Window, series))
 		}
 	}
 	if len(*list) > maxSerialChecks {

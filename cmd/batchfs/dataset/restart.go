@@ -74,7 +74,7 @@ func (s *Snapshot) changeSchedule(split, old *config.Split, o *Opener) error {
 	}
 	changed.Schedule = nil
 	*data = changed
-	d, err := s.open(split, o)
+	d, err := s.open(split, o) // passes on changed.Mounted
 	if err == nil {
 		err = checkSameArrays(was.Sequence.Batch(), d.Sequence.Batch())
 	}

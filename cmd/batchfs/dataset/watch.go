@@ -53,8 +53,8 @@ type watcher struct {
 
 // A view is what requests know about a split's token files. It is immutable.
 //
-// If the split does not follow changes, err and wrongFile describe the first file found to be
-// wrong, and requests fail until that file is restored.
+// If the split does not follow changes, err and wrongFile describe a file that is wrong, and
+// requests fail until it is restored.
 //
 // If the split follows changes, dataset is the last version that could be opened. err says why a
 // file could not be checked or why later changes could not be followed. In the latter case,

@@ -178,9 +178,11 @@ func (o *options) checkFlags(flags *pflag.FlagSet, args []string) (err error) {
 		case o.job.plan == "", slices.Contains(storeFlags, f.Name):
 		case len(args) > 0 && uses:
 			err = fmt.Errorf("--%s: leave out the texts, which the plan has, or leave out --%[1]s to add them to the plan", f.Name)
-		case len(args) > 0 && (f.Name == "out" || f.Name == "force" || f.Name == "dry-run"):
-			err = fmt.Errorf("--%s: does not go with a plan, which writes nothing but itself: give --out to the tasks", f.Name)
-		case len(args) > 0 && f.Name == "shard-tokens":
+		case f.Name == "force", f.Name == "dry-run":
+			err = fmt.Errorf("--%s: does not go with --plan: leave it out", f.Name)
+		case len(args) > 0 && f.Name == "out":
+			err = errors.New("--out: does not go with making a plan, which writes nothing but itself: give it to the tasks")
+		case f.Name == "shard-tokens":
 			err = errors.New("--shard-tokens: does not go with --plan, where each unit is one shard: choose their size with --unit-bytes")
 		case len(args) == 0 && !uses && f.Name != "out":
 			err = fmt.Errorf("--%s: is for making a plan: name the texts too, or leave it out, because the plan in %s has all options", f.Name, o.job.plan)
