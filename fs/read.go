@@ -196,6 +196,22 @@ func (c batchContent) read(t *tree, r readRequest) (_ fuse.ReadResult, err error
 	}
 }
 
+type batchJSONContent struct{}
+
+func (batchJSONContent) size(_ *tree, _ inode, b BatchList) int64 { return b.BatchJSONLen() }
+
+func (batchJSONContent) read(t *tree, r readRequest) (fuse.ReadResult, error) {
+	return t.compute(r, func(p filePart, dst []byte) error { return p.list.ReadBatchJSON(dst, p.batch, p.off) })
+}
+
+type tokensContent struct{}
+
+func (tokensContent) size(_ *tree, _ inode, b BatchList) int64 { return b.Spec().TokensFileSize }
+
+func (tokensContent) read(t *tree, r readRequest) (fuse.ReadResult, error) {
+	return t.compute(r, func(p filePart, dst []byte) error { return p.list.ReadTokens(dst, p.off) })
+}
+
 // compute replies to a READ with the bytes that fill writes to dst.
 func (t *tree) compute(r readRequest, fill func(p filePart, dst []byte) error) (fuse.ReadResult, error) {
 	part, err := t.locate(r)

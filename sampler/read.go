@@ -97,7 +97,7 @@ func (q *Sequence) Read(dst []byte, k uint64, off int64) error {
 	k, off = k+uint64(off/size), off%size
 	for base := -int(off); base < len(dst); base, k = base+int(size), k+1 {
 		if k >= q.batches {
-			return fmt.Errorf("batch %d: numbers end at %d", k, q.batches-1)
+			return fmt.Errorf("there is no batch %d: the last one is %d", k, q.batches-1)
 		}
 		if err := job.planBatch(k, base); err != nil {
 			return err

@@ -47,14 +47,14 @@ func openRecorded(flags *config.Flags, path string) (b *dataset.BatchList, read 
 		return nil, nil, nil, err
 	}
 	if in == nil {
-		b = d.Batches(nil)
+		b = d.BatchList(nil)
 		return b, b.Read, func() {}, nil
 	}
 	shared, err := in.State()
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	b = d.Batches(shared)
+	b = d.BatchList(shared)
 	return b, func(dst []byte, k uint64, off int64) error {
 		err := b.Read(dst, k, off)
 		if shared.ScheduleGeneration() != in.snapshot.Generation {

@@ -438,8 +438,13 @@ func (d *Dataset) Arrays() [][]*cache.Array { return d.sources }
 // TryRead checks that batches can be read, by reading the first one, up to 1 MiB.
 func (d *Dataset) TryRead() error {
 	defer d.release()
+	if err := d.CheckEnd(d.Split.Start); err != nil {
+		return err
+	}
 	return d.Sequence.Read(make([]byte, min(d.Sequence.Batch().Bytes(), 1<<20)), d.Split.Start, 0)
 }
+
+func (d *Dataset) isRemote() bool { return slices.ContainsFunc(d.arrays, (*cache.Array).IsRemote) }
 
 func (d *Dataset) release() {
 	for _, a := range d.arrays {

@@ -227,10 +227,21 @@ func testWatcher(d *Dataset) *watcher {
 func TestReadBeyondTheLastNumber(t *testing.T) {
 	t.Chdir(t.TempDir())
 	testfiles.Positions(t, map[string]int{"a.bin": 50})
-	b := mustOpen(t, testfiles.Small+"[splits.train]\ntokens = 'a.bin'")[0].Batches(nil)
+	b := mustOpen(t, testfiles.Small+"[splits.train]\ntokens = 'a.bin'")[0].BatchList(nil)
 	must(t, b.Read(make([]byte, 1), sampler.MaxBatches-1, 0))
 	const want = "train has no batch 1099511627776, because batch numbers end at 1099511627775"
 	if err := b.Read(make([]byte, 1), sampler.MaxBatches, 0); !errors.Is(err, syscall.ENODATA) || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("%v, want %s", err, want)
+	}
+}
+
+// A split whose first batch lies beyond the end of its sequence fails with the reason.
+func TestStartBeyondTheEnd(t *testing.T) {
+	t.Chdir(t.TempDir())
+	testfiles.Positions(t, map[string]int{"a.bin": 50})
+	d := mustOpen(t, testfiles.Small+"[splits.train]\norder = 'shuffle'\nstart = 100\n[[splits.train.sources]]\nname = 'a'\ntokens = 'a.bin'\nweight = 1\nmax_epochs = 1\n")[0]
+	const want = "train has no batch 100, because every source has used up its max_epochs"
+	if err := d.TryRead(); !errors.Is(err, syscall.ENODATA) || !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("%v, want %s", err, want)
 	}
 }

@@ -274,7 +274,7 @@ func TestReadsAreRecorded(t *testing.T) {
 	file.Close()
 	shared.Add(shared.NewNumber(), "train", 0, 0)
 	d := mustOpen(t, testfiles.Small+"[splits.train]\norder = 'shuffle'\n[[splits.train.sources]]\nname = 'a'\ntokens = 'a.bin'\nweight = 1\nmax_epochs = 1\n")[0]
-	b := d.Batches(shared)
+	b := d.BatchList(shared)
 	check := func(when string, want uint64) {
 		t.Helper()
 		if list, all := shared.Furthest("train"); len(list) != 1 || list[0].Rows() != want || !all {

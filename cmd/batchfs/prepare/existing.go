@@ -58,9 +58,9 @@ func changeTime(info os.FileInfo) time.Time {
 	return time.Unix(info.Sys().(*syscall.Stat_t).Ctim.Unix())
 }
 
-// tokenFilePattern matches the files that prepare writes for a split. The first group is the name
+// outputFilePattern matches the files that prepare writes for a split. The first group is the name
 // of the shard without suffix.
-var tokenFilePattern = regexp.MustCompile(
+var outputFilePattern = regexp.MustCompile(
 	`^((?:train|val)(?:_\d+)?)(?:\.mask\.bin|\.bin|\.idx|\.npy|\.ds|\.(?:bin|npy|ds)\.(?:index|ids)|\.ds\.metadata)$`)
 
 // outputOf returns a function that reports whether a file with a name belongs to a shard that m
@@ -70,7 +70,7 @@ func outputOf(m *vocabulary.Manifest) func(name string) bool {
 	if m != nil {
 		for _, split := range m.Splits {
 			for _, shard := range split.Shards {
-				if match := tokenFilePattern.FindStringSubmatch(shard.Name); match != nil {
+				if match := outputFilePattern.FindStringSubmatch(shard.Name); match != nil {
 					shards[match[1]] = true
 				}
 			}
@@ -78,7 +78,7 @@ func outputOf(m *vocabulary.Manifest) func(name string) bool {
 	}
 	return func(name string) bool {
 		_, isArray := arrays[name]
-		match := tokenFilePattern.FindStringSubmatch(name)
+		match := outputFilePattern.FindStringSubmatch(name)
 		return isArray || match != nil && shards[match[1]]
 	}
 }
@@ -118,8 +118,8 @@ func (o *options) staleFiles(p *plan) ([]string, error) {
 	isListed, replaced := outputOf(m), p.singleFiles()
 	var stale []string
 	for _, e := range entries {
-		isTokenFile := tokenFilePattern.MatchString(e.Name())
-		if !isTokenFile && e.Name() != manifestName && !isListed(e.Name()) {
+		isOutput := outputFilePattern.MatchString(e.Name())
+		if !isOutput && e.Name() != manifestName && !isListed(e.Name()) {
 			continue
 		}
 		path := filepath.Join(o.dir, e.Name())
@@ -135,7 +135,7 @@ func (o *options) staleFiles(p *plan) ([]string, error) {
 		switch {
 		case info.IsDir():
 			return nil, fmt.Errorf("%s: is a directory, but a file must be written there: choose another --out", path)
-		case isTokenFile && !isListed(e.Name()) && !slices.Contains(replaced, e.Name()):
+		case isOutput && !isListed(e.Name()) && !slices.Contains(replaced, e.Name()):
 			return nil, fmt.Errorf("%s: is not listed in vocab.json, so a mount would mix it with the new files: move it away", path)
 		case !o.force:
 			return nil, fmt.Errorf("%s: already exists: replace it with --force, or choose another --out", path)

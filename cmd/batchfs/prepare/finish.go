@@ -99,7 +99,7 @@ func (j *job) checkAllDone(sidecars []*units.Sidecar) error {
 // mount would take for shards. known has the names of the units' files.
 func (j *job) checkFiles(ctx context.Context, listing *units.Listing, sidecars []*units.Sidecar, known map[string]bool) error {
 	for name := range listing.Files {
-		if tokenFilePattern.MatchString(name) && !known[name] {
+		if outputFilePattern.MatchString(name) && !known[name] {
 			return fmt.Errorf("%s: belongs to no unit of the plan, so a mount would mix it with the others: move it away", j.out.Path(name))
 		}
 	}

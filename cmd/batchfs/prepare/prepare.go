@@ -251,7 +251,7 @@ func (o *options) prepare(cmd *cobra.Command, args []string) error {
 		}
 	}
 	if err := work.publish(s); err != nil {
-		return fmt.Errorf("--out %s: %w", o.dir, err)
+		return work.keepFiles(fmt.Errorf("--out %s: %w", o.dir, err))
 	}
 	return o.printResult()
 }
@@ -327,7 +327,7 @@ func (o *options) makeFiles(ctx context.Context, p *plan, work *workDir, s *chec
 		return err
 	}
 	if s.Stale, err = o.removedFiles(work, p); err != nil {
-		return err
+		return work.keepFiles(err)
 	}
 	s.Complete = true
 	return w.save(position{Input: len(p.inputs)})

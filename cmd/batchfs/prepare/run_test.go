@@ -18,9 +18,11 @@ import (
 	"time"
 
 	parquetgo "github.com/parquet-go/parquet-go"
+	"golang.org/x/sys/unix"
 
 	"batchfs/cmd/batchfs/internal/testfiles"
 	"batchfs/cmd/batchfs/vocabulary"
+	"batchfs/internal/testwait"
 )
 
 func TestPrepareEOTAndMask(t *testing.T) {
@@ -339,6 +341,33 @@ func TestWorkDirIsNotRemoved(t *testing.T) {
 		})
 	}
 	runs.Wait()
+}
+
+// If complete files cannot be moved to DIR, they stay, even if their text can be read only once.
+func TestPrepareKeepsCompleteFiles(t *testing.T) {
+	t.Chdir(t.TempDir())
+	testfiles.NoError(t, unix.Mkfifo("pipe.txt", 0o600))
+	failed := make(chan error, 1)
+	go func() {
+		_, err := runPrepare(context.Background(), strings.Fields("pipe.txt --as text --by byte --val 0 --out out")...)
+		failed <- err
+	}()
+	pipe, err := os.OpenFile("pipe.txt", os.O_WRONLY, 0)
+	testfiles.NoError(t, err)
+	text := strings.Repeat("abc ", 2*chunkSize)
+	pipe.WriteString(text)
+	testwait.Success(t, "tokens of the first chunk", func() error {
+		_, err := os.Stat("out/.prepare/train.bin")
+		return err
+	})
+	testfiles.NoError(t, os.MkdirAll("out/train.bin/in the way", 0o700))
+	pipe.Close()
+	if err := testwait.For(t, "the error of prepare", failed); err == nil || !strings.HasSuffix(err.Error(), "; the complete files are in out/.prepare") {
+		t.Errorf("error %v, want one that names the complete files", err)
+	}
+	if got := readTokens(t, "out/.prepare/train.bin"); len(got) != len(text) {
+		t.Errorf("%d tokens, want %d", len(got), len(text))
+	}
 }
 
 // prepare neither replaces nor removes unfinished work of the Python package.

@@ -95,7 +95,7 @@ func (j *job) begin(ctx context.Context) (done []string, err error) {
 	}
 	if _, ok := files[begunName]; !ok {
 		for name := range files {
-			if name == manifestName || tokenFilePattern.MatchString(name) {
+			if name == manifestName || outputFilePattern.MatchString(name) {
 				return nil, fmt.Errorf("%s: already exists, and no task of a plan wrote it: choose another --out", j.out.Path(name))
 			}
 		}

@@ -24,6 +24,7 @@ type workDir struct {
 	dir           *os.Root // the directory DIR/.prepare
 	lock          *os.File // descriptor of DIR/.prepare that holds the lock
 	hasCheckpoint bool     // whether another run can continue this one
+	isKept        bool     // see keepFiles
 }
 
 const workDirName = ".prepare"
@@ -32,7 +33,7 @@ const workDirName = ".prepare"
 // are its own, and those of a batchfs.writer that was killed before its first checkpoint.
 var createdFilePattern = regexp.MustCompile(
 	`^vocab\.json$|^\.state\.json(\.new)?$|^\.(writer|finish)\.json\.new$|^\.parquet-\d+$|` +
-		`^\.(train|val)(_\d+)?\.bin\.ends$|^(train|val)(_\d+)?\.\w+\.bin$|` + tokenFilePattern.String())
+		`^\.(train|val)(_\d+)?\.bin\.ends$|^(train|val)(_\d+)?\.\w+\.bin$|` + outputFilePattern.String())
 
 // writerFilePattern matches the files that only batchfs.writer makes: its checkpoint, and the
 // working directories of its shards.
@@ -120,9 +121,16 @@ func (w *workDir) lockOpened() error {
 	return nil
 }
 
-// close removes the working directory unless it has a checkpoint.
+// keepFiles has close keep the files, which are complete but cannot be moved because of err: their
+// text may be one that can be read only once. It returns err with their place.
+func (w *workDir) keepFiles(err error) error {
+	w.isKept = true
+	return fmt.Errorf("%w; the complete files are in %s", err, w.dir.Name())
+}
+
+// close removes the working directory unless it has a checkpoint or is kept.
 func (w *workDir) close() {
-	if !w.hasCheckpoint {
+	if !w.hasCheckpoint && !w.isKept {
 		w.clear()
 		w.out.Remove(workDirName)
 	}

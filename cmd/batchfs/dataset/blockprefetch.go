@@ -1,10 +1,8 @@
 package dataset
 
 import (
-	"slices"
 	"sync"
 
-	"batchfs/cache"
 	"batchfs/cache/array"
 	"batchfs/cache/blocks"
 )
@@ -44,8 +42,6 @@ func (p *blockPrefetcher) batchRead(k uint64) {
 		}()
 	}
 }
-
-func (d *Dataset) isRemote() bool { return slices.ContainsFunc(d.arrays, (*cache.Array).IsRemote) }
 
 // prefetchFrom requests the blocks of up to maxBatches batches, beginning with k, until the cache
 // accepts no more. If k is far from the last batch read, it only records k.
