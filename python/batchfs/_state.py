@@ -49,7 +49,7 @@ def step_of(info: dict[str, Any], state: Mapping[str, Any], workers: int = 0) ->
         raise ArgumentError(f"the state must be what state_dict() returned (got {state!r})")
     found = _compare(dict(state), state_at(info, 0))
     if found["malformed"]:
-        raise ArgumentError(f"{found['malformed']}; load what state_dict() returned, as it was")
+        raise ArgumentError(found["malformed"])
     changes: list[str] = found["differences"]
     step, rest = found["step"], found["rest"]
     then = {key: operator.index(state[key]) for key in ("row", "batch_size", "world")}

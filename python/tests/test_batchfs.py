@@ -587,17 +587,17 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
     ({"batch_size": "6"}, "batch_size in the state must be an integer"),
     ({"world": -2}, "world in the state must be from 1"),
     ({"local_world": 0}, "local_world in the state must be from 1"),
-    ({"seed": None, "fingerprint": None}, "the state lacks fingerprint, seed;"),
+    ({"seed": None, "fingerprint": None}, "the state lacks fingerprint, seed: load what"),
     ({"seed": "7"}, "seed in the state must be an integer"),
     ({"join": 0}, "join in the state must be a string"),
     ({"order": 7}, r"order in the state must be a string \(got 7\)"),
     ({"fingerprint": 0}, "fingerprint in the state must be a string"),
     ({"weights": [7, 3]}, "weights in the state must be a string"),
-    ({"version": 3}, "the state has version 3, and this batchfs reads version 2"),
+    ({"version": 3}, "the state has version 3, and this batchfs reads version 2: use the one that saved it$"),
     ({"version": "2"}, "version in the state must be an integer"),
     ({"version": True}, "version in the state must be an integer"),
     ({"world": True}, r"world in the state must be an integer \(got true"),
-    ({"epoch": 1, "batch": 2}, "the state has an unknown key, batch, epoch; load what"),
+    ({"epoch": 1, "batch": 2}, "the state has an unknown key, batch, epoch: load what"),
 ]
 
 
@@ -663,7 +663,7 @@ class TestOtherRuns(waiting.Case):
     def test_malformed(self) -> None:
         steps = self.ranks()[0].steps(4)
         whole = steps.state_dict()
-        for change, words in [*MALFORMED, *(({key: None}, f"the state lacks {key};") for key in whole)]:
+        for change, words in [*MALFORMED, *(({key: None}, f"the state lacks {key}:") for key in whole)]:
             with self.subTest(change):
                 state = {key: value for key, value in {**whole, **change}.items() if value is not None}
                 self.assertRaisesRegex(batchfs.ArgumentError, words, steps.load_state_dict, state)

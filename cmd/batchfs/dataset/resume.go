@@ -120,15 +120,19 @@ func (s State) malformed(now State) string {
 	if version, ok := s["version"].(json.Number); ok && version != now["version"] {
 		return fmt.Sprintf("the state has version %s, and this batchfs reads version %s: use the one that saved it", version, now["version"])
 	}
+	fix := ": load what state_dict() returned, as it was"
+	if _, ok := s["identity"]; ok { // of info.json, which nobody has loaded
+		fix = ""
+	}
 	required := maps.Clone(now)
 	for key := range limits {
 		required[key] = nil
 	}
 	if lacks := s.missing(required); lacks != "" {
-		return "the state lacks " + lacks
+		return "the state lacks " + lacks + fix
 	}
 	if unknown := now.missing(s); unknown != "" {
-		return "the state has an unknown key, " + unknown
+		return "the state has an unknown key, " + unknown + fix
 	}
 	for _, key := range slices.Sorted(maps.Keys(s)) {
 		rule := "an integer"
