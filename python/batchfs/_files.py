@@ -84,6 +84,9 @@ class FileReader:
         directory = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             self._compare(directory, k + 1)
+            if k >= self.max_steps:  # a restart has made the sequence shorter
+                # This fails, and status.json says why.
+                os.close(os.open(f"batch/{k}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory))
             try:
                 self.file = file = _File(directory, self.max_steps * self.size)
             except FileNotFoundError as e:

@@ -1385,6 +1385,26 @@ class TestSameSequence(Place):
             self.assertRaisesRegex(batchfs.ReadError, f"batch {longer} of .*: no batch is left", train.read, longer)
             self.assertEqual(next(steps)[0], end)
 
+    def test_shorter_sequence(self) -> None:
+        """If a restart has made a sequence shorter, reads beyond its end say so, whether or not a file was open."""
+        config = self.directory / "data/mixture.toml"
+
+        def write(max_epochs: float) -> None:
+            source = f'name = "a"\ntokens = "train.bin"\nweight = 1\nmax_epochs = {max_epochs}\n'
+            config.write_text(f"[batch]\nbatch_size = {B}\nblock_size = {T}\n[[splits.train.sources]]\n{source}")
+
+        write(0.2)
+        with batchfs.mount(config=config) as m:
+            opened, unread = (m.split("train/source=a") for _ in range(2))
+            end = opened.info["max_steps"]
+            opened.read(0)
+            write(0.1)
+            self.assertIsNone(run("restart", m.mountpoint, timeout=waiting.LIMIT)[1])
+            for split in (unread, opened):
+                self.assertRaisesRegex(batchfs.ReadError, f"batch {end - 1} of .*max_epochs", split.read, end - 1)
+                self.assertTrue(same(split.read(1), m.split("train/source=a").read(1)))
+                self.assertLess(split.info["max_steps"], end)
+
     def test_changed_schedule(self) -> None:
         """A state has the schedule of the batches that were read, even if the first of them followed a restart."""
         config = self.directory / "data/stages.toml"
