@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -54,7 +55,7 @@ func (o *options) assumedSources() (list []assumedSource, err error) {
 		name, rest, named := strings.Cut(text, "=")
 		tokens, weight, weighted := strings.Cut(rest, ":")
 		w, err := strconv.ParseFloat(weight, 64)
-		if !named || !weighted || name == "" || err != nil || !(w > 0) {
+		if !named || !weighted || name == "" || err != nil || !(w > 0 && w <= math.MaxFloat64) {
 			return nil, fmt.Errorf("--source: must be a name, tokens and a weight above 0, such as web=10T:3 (got %q)", text)
 		}
 		flag := "--source " + name

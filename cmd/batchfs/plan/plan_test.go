@@ -230,6 +230,7 @@ func TestErrors(t *testing.T) {
 		{"--tokens 100 --step 1s", []string{"block_size"}},
 		{"--source web=1T --step 1s", []string{"--source", `"web=1T"`, "web=10T:3"}},
 		{"--source web=1T:0 --step 1s", []string{"--source", `"web=1T:0"`}},
+		{"--source web=1T:Inf --step 1s", []string{"--source", `"web=1T:Inf"`}},
 		{"--source web=15T:1 --source tiny=1M:1 --step 1s", []string{"source tiny", "epochs", "weight"}},
 		{"--tokens 1G --step 1s --hosts 0", []string{"--hosts", "0"}},
 		{"--tokens 1G --step 1s --hosts 1000000 --gpus 100", []string{"--hosts", "--gpus", "16777216"}},
