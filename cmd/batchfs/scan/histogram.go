@@ -15,7 +15,8 @@ import (
 // share one bin.
 type histogram [66]int64
 
-// A Bin counts the values from From to To, inclusive. To is 0 for the bin of negative numbers.
+// A Bin counts the values from From to To, inclusive. To is 0 for the bin of negative numbers, and
+// From is math.MaxInt64 for that of the numbers above it.
 type Bin struct {
 	From  int64  `json:"from"`
 	To    uint64 `json:"to"`
@@ -38,7 +39,7 @@ func (h *histogram) add(list []uint64, isSigned bool) {
 func (h *histogram) bins() []Bin {
 	all := []Bin{{math.MinInt64, 0, h[negativeBin]}, {0, 0, h[0]}}
 	for i, count := range h[1:negativeBin] {
-		all = append(all, Bin{int64(min(1<<i, math.MaxInt64)), 1<<i + (1<<i - 1), count})
+		all = append(all, Bin{int64(min(uint64(1)<<i, math.MaxInt64)), 1<<i + (1<<i - 1), count})
 	}
 	for len(all) > 0 && all[0].Count == 0 {
 		all = all[1:]

@@ -49,6 +49,18 @@ func TestSurvey(t *testing.T) {
 	}
 }
 
+// The largest unsigned numbers are not taken for negative ones.
+func TestSurveyOfLargestNumbers(t *testing.T) {
+	t.Chdir(t.TempDir())
+	testfiles.Write(t, map[string]string{"a.bin": strings.Repeat("\xff", 16)})
+	var o InfoOptions
+	o.Open.DType = "uint64"
+	s, text := survey(t, "a.bin", o)
+	if want := []Bin{{math.MaxInt64, math.MaxUint64, 2}}; s.Files[0].Largest != uint64(math.MaxUint64) || !slices.Equal(s.IDs, want) || strings.Contains(text, "below 0") {
+		t.Errorf("%v, %s", s.IDs, text)
+	}
+}
+
 // An index that is wrong near its end adds no lengths of documents to those of other files.
 func TestSurveyOfWrongIndex(t *testing.T) {
 	t.Chdir(t.TempDir())
