@@ -321,4 +321,4 @@ func (e *Estimate) advice(c *corpus) (nearer, keep, fill string) {
 	return nearer, keep, fill
 }
 
-func formatBytes(bytes float64) string { return terminal.FormatBytes(int64(bytes)) }
+func formatBytes(bytes float64) string { return terminal.FormatBytes(bytes) }

@@ -267,6 +267,11 @@ func TestUnits(t *testing.T) {
 			t.Errorf("%s: %g, %v", text, got, err)
 		}
 	}
+	for bytes, want := range map[float64]string{999.9: "999 bytes", 9.2e18: "9.2 EB", 1e20: "100.0 EB", 1e24: "1.0 YB", 1e35: "100000.0 QB"} {
+		if got := formatBytes(bytes); got != want {
+			t.Errorf("%g bytes are %s, want %s", bytes, got, want)
+		}
+	}
 	for seconds, want := range map[float64]string{0.25: "0.25 s", 12: "12 s", 303: "5 min 3 s", 12000: "3 h 20 min", 59.6: "1 min 0 s", 1e6: "11 d 13 h", 3.6e12: "41666666 d 16 h"} {
 		if got := formatDuration(seconds); got != want {
 			t.Errorf("%g seconds are %s, want %s", seconds, got, want)

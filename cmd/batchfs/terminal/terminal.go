@@ -30,13 +30,13 @@ func WriteJSON(out io.Writer, v any) error {
 }
 
 // FormatBytes formats a number of bytes for people, in powers of 1000.
-func FormatBytes(n int64) string {
-	const units = "kMGTPE"
+func FormatBytes[N int | int64 | float64](n N) string {
+	const units = "kMGTPEZYRQ"
 	if n < 1000 {
-		return fmt.Sprintf("%d bytes", n)
+		return fmt.Sprintf("%d bytes", int64(n))
 	}
 	value, power := float64(n)/1000, 0
-	for value >= 999.95 { // %.1f would print 1000.0
+	for value >= 999.95 && power < len(units)-1 { // %.1f would print 1000.0
 		value, power = value/1000, power+1
 	}
 	return fmt.Sprintf("%.1f %cB", value, units[power])
