@@ -183,11 +183,15 @@ func (c batchContent) read(t *tree, r readRequest) (_ fuse.ReadResult, err error
 			return nil, err
 		}
 		reply, err := c.getBytes(t, part, timer, r.buf)
-		if err == nil || c.selector != nextBatch {
-			return reply, err
+		if err == nil {
+			return reply, nil
+		}
+		err = outdatedError(part.list, err)
+		if c.selector != nextBatch {
+			return nil, err
 		}
 		t.handles.Rollback(r.Unique)
-		if !part.list.Spec().FollowsChanges || !errors.Is(err, syscall.ESTALE) || attempt == maxReadAttempts {
+		if err != state.ErrOutdated || attempt == maxReadAttempts {
 			return nil, err
 		}
 		if _, err := part.split.LatestFor(part.batch, r.cancel); err != nil {
@@ -216,9 +220,18 @@ func (tokensContent) read(t *tree, r readRequest) (fuse.ReadResult, error) {
 func (t *tree) compute(r readRequest, fill func(p filePart, dst []byte) error) (fuse.ReadResult, error) {
 	part, err := t.locate(r)
 	if err == nil && part.len > 0 {
-		err = fill(part, r.buf[:part.len])
+		err = outdatedError(part.list, fill(part, r.buf[:part.len]))
 	}
 	return fuse.ReadResultData(r.buf[:part.len]), err
+}
+
+// outdatedError returns err, or state.ErrOutdated if err means that token files have changed and
+// the split follows changes, because the error of a changed file says to mount again.
+func outdatedError(b BatchList, err error) error {
+	if b.Spec().FollowsChanges && errors.Is(err, syscall.ESTALE) {
+		return state.ErrOutdated
+	}
+	return err
 }
 
 // A filePart is the part of a file that a READ gets.

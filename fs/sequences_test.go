@@ -487,6 +487,30 @@ func TestRepeatedRequestsUnderChanges(t *testing.T) {
 	}
 }
 
+// The error of a READ during which a file changes says to open the file again if the split follows
+// changes, and otherwise what the error of the changed file says.
+func TestErrorOfChange(t *testing.T) {
+	for _, follows := range []bool{true, false} {
+		s := countingBatches("train", 1000)
+		s.FollowsChanges, s.TokensFileSize = follows, 1000
+		tr := newTestTree(t, s)
+		changed := fmt.Errorf("mount again (%w)", syscall.ESTALE)
+		s.check = func(uint64) error { return changed }
+		s.read = func([]byte, uint64, int64) error { return changed }
+		want := changed
+		if follows {
+			want = state.ErrOutdated
+		}
+		for _, path := range []string{"next", "batch/3", "batch/3.npy", "batches.bin", "sequence.bin", "tokens.bin"} {
+			r := tr.openFile(t, "train/"+path, 0)
+			_, status := r.read(0, 1<<20)
+			if _, got := tr.shared.TextsOf(1); status != fuse.Status(syscall.ESTALE) || got != want.Error() {
+				t.Errorf("%s: %v, %s, want %v", path, status, got, want)
+			}
+		}
+	}
+}
+
 // A handle of a numbered file never shows two versions.
 func TestNumberedFilesUnderChanges(t *testing.T) {
 	const size = 6000

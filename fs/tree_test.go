@@ -2,6 +2,7 @@ package fs
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -84,8 +85,10 @@ type spec = Spec
 func (f *fakeBatchList) Spec() *Spec                                { return &f.spec }
 func (f *fakeBatchList) Read(dst []byte, k uint64, off int64) error { return f.read(dst, k, off) }
 func (f *fakeBatchList) Check(k uint64) error                       { return f.check(k) }
-func (f *fakeBatchList) ReadTokens([]byte, int64) error             { return syscall.ENOSYS }
-func (f *fakeBatchList) RowsOf(source int, k uint64) uint64         { return k + uint64(source) }
+func (f *fakeBatchList) ReadTokens([]byte, int64) error {
+	return cmp.Or(f.check(anyBatch), error(syscall.ENOSYS))
+}
+func (f *fakeBatchList) RowsOf(source int, k uint64) uint64 { return k + uint64(source) }
 
 func (f *fakeBatchList) BatchJSONLen() int64 { return f.batchJSONLen() }
 func (f *fakeBatchList) Info() []byte        { return f.info() }
