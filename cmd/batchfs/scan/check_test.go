@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -318,6 +319,20 @@ func TestCheckParts(t *testing.T) {
 	c.reportProblems()
 	if got := problemLines(&c.report); got != "vocabulary a.bin 10 1 . 0\nvocabulary b.bin 29999 1 . 0\noverlap b.bin 0 25000 a.bin 20001\n" {
 		t.Error(got)
+	}
+}
+
+// Only passages of at least MinOverlap tokens are reported, however long that is.
+func TestCheckOfLongOverlaps(t *testing.T) {
+	all := writeRandomTokens(t, map[string]int{"a.bin": 300_000, "b.bin": 250_000})
+	copy(all["b.bin"][7:200_007], all["a.bin"][90_000:])
+	saveTokens(t, "b.bin", all["b.bin"])
+	for least, want := range map[int64]string{200_000: "overlap b.bin 7 200000 a.bin 90000\n", 200_100: "", math.MaxInt64: ""} {
+		r, err := Check(t.Context(), load(t, small+"[splits.train]\ntokens = ['a.bin', 'b.bin']\n"), CheckOptions{MinOverlap: least}, io.Discard)
+		testfiles.NoError(t, err)
+		if got := problemLines(r); got != want || r.MinPassage != least {
+			t.Errorf("%d or more tokens: %s, passages of %d, want %s", least, got, r.MinPassage, want)
+		}
 	}
 }
 

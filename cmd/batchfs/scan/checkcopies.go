@@ -35,9 +35,10 @@ func (c *check) chooseWindow(shortest int64) {
 	if shortest == 0 {
 		shortest = min(defaultPassage, max(smallestPassage, numbers/max(4*int64(len(files)), 1)))
 	}
-	shortest = max(shortest, 4*numbers/maxWindowHashes, 16)
-	c.window = 1 << (bits.Len64(uint64(shortest)) - 2)
-	c.report.MinPassage = shortest
+	least := max(4*numbers/maxWindowHashes, 16)
+	c.report.MinPassage = max(shortest, least)
+	// Larger windows would find no more, and take memory.
+	c.window = 1 << (bits.Len64(uint64(min(c.report.MinPassage, max(defaultPassage, least)))) - 2)
 }
 
 // reportDuplicates reports files with the same content. For each file, it returns the first one
