@@ -53,9 +53,10 @@ func (o *options) assumedSources() (list []assumedSource, err error) {
 	}
 	for _, text := range sources {
 		name, rest, named := strings.Cut(text, "=")
-		tokens, weight, weighted := strings.Cut(rest, ":")
+		colon := max(strings.LastIndexByte(rest, ':'), 0) // --tokens may have another one
+		tokens, weight := rest[:colon], strings.TrimPrefix(rest[colon:], ":")
 		w, err := strconv.ParseFloat(weight, 64)
-		if !named || !weighted || name == "" || err != nil || !(w > 0 && w <= math.MaxFloat64) {
+		if !named || tokens == "" || name == "" || err != nil || !(w > 0 && w <= math.MaxFloat64) {
 			return nil, fmt.Errorf("--source: must be a name, tokens and a weight above 0, such as web=10T:3 (got %q)", text)
 		}
 		flag := "--source " + name

@@ -226,9 +226,12 @@ func TestErrors(t *testing.T) {
 	}{
 		{"--tokens 1G", []string{"--step", "0.25s"}},
 		{"--tokens 15X --step 1s", []string{"--tokens", `"15X"`, "15T"}},
+		{"--tokens 15T:3 --step 1s", []string{"--tokens: ", `"15T:3"`}},
 		{"--tokens 15T --step 1s --shard-tokens 1k", []string{"--shard-tokens", "1k", "15M"}},
 		{"--tokens 100 --step 1s", []string{"block_size"}},
 		{"--source web=1T --step 1s", []string{"--source", `"web=1T"`, "web=10T:3"}},
+		{"--source web=5 --step 1s", []string{"--source", `"web=5"`, "web=10T:3"}},
+		{"--source web=:5 --step 1s", []string{"--source", `"web=:5"`}},
 		{"--source web=1T:0 --step 1s", []string{"--source", `"web=1T:0"`}},
 		{"--source web=1T:Inf --step 1s", []string{"--source", `"web=1T:Inf"`}},
 		{"--source web=15T:1 --source tiny=1M:1 --step 1s", []string{"source tiny", "epochs", "weight"}},
