@@ -82,7 +82,7 @@ type ChangedError struct {
 }
 
 func (e *ChangedError) Error() string {
-	return fmt.Sprintf("%s has changed since it was opened: %s; unmount and mount again to serve it as it is now "+
+	return fmt.Sprintf("%s has changed since it was opened: %s; unmount and mount again or, without a mount, run the command again to use it as it is now "+
 		"(to restore the old file instead, restore its modification time too, as cp -p does)", e.Path, e.How)
 }
 

@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"os"
+	"strings"
 	"testing"
 
 	"batchfs/cache/array"
@@ -38,3 +40,21 @@ func TestWriteBatchesOfSeveralArrays(t *testing.T) {
 		}
 	}
 }
+
+// If a file changes under cat, which may have no mount, the error says what to do then.
+func TestCatOfChangedFile(t *testing.T) {
+	t.Chdir(t.TempDir())
+	testfiles.Write(t, map[string]string{"a.bin": strings.Repeat("\x00\x01", 1000)})
+	cmd := catCommand()
+	cmd.SilenceUsage, cmd.SilenceErrors = true, true
+	cmd.SetOut(writerFunc(func(p []byte) (int, error) { return len(p), os.Truncate("a.bin", 1000) }))
+	cmd.SetArgs([]string{"train", "--count", "0", "--set", "splits.train.tokens=a.bin", "--set", "batch.block_size=8"})
+	const want = "without a mount, run the command again"
+	if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v, want %s", err, want)
+	}
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
