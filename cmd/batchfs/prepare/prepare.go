@@ -251,7 +251,7 @@ func (o *options) prepare(cmd *cobra.Command, args []string) error {
 		}
 	}
 	if err := work.publish(s); err != nil {
-		return work.keepFiles(fmt.Errorf("--out %s: %w", o.dir, err))
+		return fmt.Errorf("--out %s: %w", o.dir, err)
 	}
 	return o.printResult()
 }

@@ -223,12 +223,12 @@ func (w *workDir) publish(s *checkpoint) error {
 			continue
 		}
 		if err := w.out.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
+			return w.keepFiles(err)
 		}
 	}
 	for _, name := range names {
 		if err := w.out.Rename(filepath.Join(workDirName, name), name); err != nil {
-			return err
+			return w.keepFiles(err)
 		}
 	}
 	w.hasCheckpoint = false
