@@ -12,6 +12,7 @@ import collections
 import functools
 import itertools
 import json
+import os
 import re
 import string
 import sys
@@ -29,7 +30,15 @@ parser.add_argument("--val", type=float, default=0, help="the fraction of conver
 parser.add_argument("--resume", action="store_true", help="continue an unfinished run with the same arguments")
 args = parser.parse_args()
 
-tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
+for path in args.files:
+    if os.path.isdir(path) or not os.path.exists(path):
+        parser.error(f"{path}: there is no such file")
+try:
+    tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
+except (OSError, ValueError) as e:
+    parser.error(f"--tokenizer: {e}")
+if not tokenizer.chat_template:
+    parser.error(f"--tokenizer: {args.tokenizer} has no chat template: choose a model that was trained on chats")
 special = tuple(token.content for token in tokenizer.added_tokens_decoder.values() if token.special)
 
 STRING = r""""(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'"""  # may contain what ends a tag
@@ -82,11 +91,25 @@ def ends_of_tokens(text):
     return [end for _, end in tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]]
 
 
+def conversation(line):
+    chat = json.loads(line)
+    messages = chat.get("messages") if isinstance(chat, dict) else None
+    if not isinstance(messages, list) or not all(isinstance(message, dict) and "role" in message for message in messages):
+        raise ValueError('a line must be {"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}, ...]}')
+    return chat
+
+
 def encode(chat):
     """Returns a conversation's ids, a mask on what the assistant generates, and the role of each token."""
     messages, tools = chat["messages"], chat.get("tools") or None
     template = tokenizer.get_chat_template(tools=tools)
     render = functools.partial(tokenizer.apply_chat_template, tools=tools, **chat.get("chat_template_kwargs") or {})
+
+    def changes_text(i):
+        try:
+            return render(messages[:i] + messages[i + 1:], tokenize=False) != text
+        except Exception:  # the template needs the message
+            return True
 
     def turns(end, **options):
         # Messages that are equal stay equal, because some templates compare them.
@@ -107,9 +130,22 @@ def encode(chat):
         end = len(turn.rstrip())
         return begin, end if turn.endswith(special, 0, end) else len(turn)
 
+    try:
+        original = render(messages, tokenize=False)
+    except Exception as e:
+        if any(message.get("content") is None for message in messages):
+            raise ValueError(f'{e}; most templates need "content": "" in a message that has none') from e
+        raise
     text, found = turns(None)
-    if text != render(messages, tokenize=False):
+    if text != original:
         raise ValueError("its turns cannot be told apart, because the template renders messages with marks differently")
+    # A message may be rendered outside of the loops, as a system prompt often is. Some templates
+    # ignore system prompts.
+    for i, message in enumerate(messages):
+        if message.get("content") and messages.index(message) not in {j for _, j in found} and not changes_text(i):
+            if message["role"] != "system":
+                raise ValueError(f"the template ignores message {i}, whose role is {json.dumps(message['role'])}")
+            ignored["system messages"] += 1
     tagged = re.search(r"\{%[-+]?\s*generation\b", template) is not None
     encoded = render(messages, return_dict=True, return_assistant_tokens_mask=tagged, tokenizer_kwargs={"return_offsets_mapping": True})
     # A token that spans two turns belongs to the second.
@@ -136,29 +172,38 @@ def encode(chat):
     return encoded["input_ids"], mask, roles
 
 
-tokens, trained = collections.Counter(), collections.Counter()
+tokens, trained, ignored = collections.Counter(), collections.Counter(), collections.Counter()
 skipped = 0
-with batchfs.writer(args.out, tokenizer=tokenizer, val=args.val, resume=args.resume) as out:
-    resumed, added = out.documents, 0
-    for path in args.files:
-        for number, line in enumerate(open(path, encoding="utf-8"), 1):
-            try:
-                chat = json.loads(line)
-                if not any(message["role"] == "assistant" for message in chat["messages"]):
-                    skipped += 1
+try:
+    with batchfs.writer(args.out, tokenizer=tokenizer, val=args.val, resume=args.resume) as out:
+        resumed, added = out.documents, 0
+        for path in args.files:
+            for number, line in enumerate(open(path, "rb"), 1):
+                if not line.strip():
                     continue
-                added += 1
-                if added > resumed:
-                    ids, mask, roles = encode(chat)
-                    out.add(ids, mask=mask)
-                    tokens.update(roles.tolist())
-                    trained.update(roles[mask == 1].tolist())
-            except Exception as e:  # a template may raise anything
-                sys.exit(f"{path}, line {number}: {type(e).__name__}: {e}. Correct or remove it, then continue with --resume")
+                try:
+                    chat = conversation(line)
+                    if not any(message["role"] == "assistant" for message in chat["messages"]):
+                        skipped += 1
+                        continue
+                    added += 1
+                    if added > resumed:
+                        ids, mask, roles = encode(chat)
+                        out.add(ids, mask=mask)
+                        tokens.update(roles.tolist())
+                        trained.update(roles[mask == 1].tolist())
+                except Exception as e:  # a template may raise anything
+                    sys.exit(f"{path}, line {number}: {type(e).__name__}: {e}. Correct or remove it, then continue with --resume")
+        if not added:
+            sys.exit("no conversation has an assistant turn: the role of its messages must be assistant")
+except batchfs.Error as e:
+    sys.exit(str(e).replace("resume=True", "--resume"))
 
 print(f"{added} conversations; {skipped} without an assistant turn were skipped")
 if resumed:
     print(f"the {resumed} conversations before the resume are not counted below")
+for what, n in ignored.items():
+    print(f"the template ignores {n} {what}")
 print(f"{'role':12} {'tokens':>14} {'trained on':>14}")
 for role, n in tokens.items():
     print(f"{role:12} {n:14,} {trained[role]:14,}")

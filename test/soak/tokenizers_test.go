@@ -184,14 +184,21 @@ func TestInterruptedChats(t *testing.T) {
 	t.Parallel()
 	chats := makeChats(t, "qwen", "qwen3")
 	lines := strings.SplitAfter(string(e2e.Content(t, chats.file)), "\n")
-	lines[len(lines)/2] = "{\n"
-	wrong := e2e.Write(t, filepath.Join(t.TempDir(), "wrong.jsonl"), strings.Join(lines, ""))
-	out, _ := chats.prepare(t, wrong).CombinedOutput()
-	if want := fmt.Sprintf("wrong.jsonl, line %d: ", len(lines)/2+1); !strings.Contains(string(out), want) {
-		t.Errorf("it said %s, want %q", out, want)
+	for _, wrong := range []struct{ line, said string }{
+		{"{", "JSONDecodeError"},
+		{`{"conversations": [{"from": "gpt", "value": "a"}]}`, `a line must be {"messages": [`},
+		{`{"messages": [{"role": "human", "content": "a"}, {"role": "assistant", "content": "b"}]}`, `the template ignores message 0, whose role is "human"`},
+		{`{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": null}]}`, `most templates need "content": ""`},
+	} {
+		lines[len(lines)/2] = wrong.line + "\n"
+		file := e2e.Write(t, filepath.Join(t.TempDir(), "wrong.jsonl"), strings.Join(lines, ""))
+		out, _ := chats.prepare(t, file, "--resume").CombinedOutput()
+		if want := fmt.Sprintf("wrong.jsonl, line %d: ", len(lines)/2+1); !strings.Contains(string(out), want) || !strings.Contains(string(out), wrong.said) {
+			t.Errorf("%s: it said %s, want %q and %q", wrong.line, out, want, wrong.said)
+		}
 	}
 	begin := time.Now()
-	out = e2e.Must(chats.prepare(t, chats.file, "--resume").Output())(t)
+	out := e2e.Must(chats.prepare(t, chats.file, "--resume").Output())(t)
 	if !strings.Contains(string(out), "before the resume are not counted") {
 		t.Errorf("it began again: %s", out)
 	}
