@@ -2,6 +2,7 @@ package prepare
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -29,7 +30,7 @@ type step struct {
 func newField(path string, mask byte) field {
 	f := field{mask: mask, options: "--field or --mask"}
 	text := ""
-	for i, part := range strings.Split(path, ".") {
+	for i, part := range splitOutside(path, '.') {
 		if i > 0 {
 			text += "."
 		}
@@ -47,6 +48,25 @@ func newField(path string, mask byte) field {
 		f.path = append(f.path, step{name: name, prefix: strings.TrimSuffix(text, "["+condition)}, step{list: true, key: key, value: value, prefix: text})
 	}
 	return f
+}
+
+var condition = regexp.MustCompile(`\[[^\[\].=]*=[^\]]*\]`)
+
+// splitOutside splits a path, or a list of paths, at each separator that is not in a condition,
+// such as [model=gpt-3.5].
+func splitOutside(text string, separator byte) (parts []string) {
+	conditions := append(condition.FindAllStringIndex(text, -1), []int{len(text), len(text)})
+	begin, i := 0, 0
+	for _, c := range conditions {
+		for ; i < c[0]; i++ {
+			if text[i] == separator {
+				parts = append(parts, text[begin:i])
+				begin = i + 1
+			}
+		}
+		i = c[1]
+	}
+	return append(parts, text[begin:])
 }
 
 func (f field) String() string { return f.path[len(f.path)-1].prefix }
@@ -87,7 +107,11 @@ func (f field) joined(value jsontext.Value, depth int) field {
 	}
 	path, at := slices.Clone(f.path[:depth]), depth
 	for _, key := range keys {
-		at += 1 + strings.Count(key, ".")
+		n := 1
+		for strings.Join(names[:n], ".") != key {
+			n++
+		}
+		names, at = names[n:], at+n
 		path = append(path, step{name: key, prefix: f.path[at-1].prefix})
 	}
 	f.path = append(path, f.path[at:]...)
@@ -142,7 +166,11 @@ func (f field) follow(value jsontext.Value, depth int, other func([]byte, jsonte
 	case inner == nil:
 		var names []string
 		member(value, f.path[depth].name, func(name []byte, _ jsontext.Value) { names = append(names, string(name)) })
-		err = unusable("has no field "+f.path[depth].prefix, fmt.Sprintf(": choose one with %s; there are %q", f.options, names[:min(20, len(names))]))
+		hint := ""
+		if list, _, ok := strings.Cut(f.path[depth].name, "["); ok {
+			hint = fmt.Sprintf("; for the elements of a list, write %s.* or, for some of them, %[1]s[role=user]", list)
+		}
+		err = unusable("has no field "+f.path[depth].prefix, fmt.Sprintf(": choose one with %s; there are %q%s", f.options, names[:min(20, len(names))], hint))
 	}
 	return inner, err
 }

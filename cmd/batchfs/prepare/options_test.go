@@ -20,12 +20,16 @@ import (
 func TestPrepareLists(t *testing.T) {
 	writeFilesHere(t, map[string]string{"a.jsonl": `{"s": "S", "m": [{"role": "user", "text": "U"}, ` +
 		`{"role": "assistant", "text": "AA", "weight": 1, "parts": [{"t": "x"}, {"t": "y"}]}, {"role": "assistant", "text": null, "weight": 0, "parts": []}, ` +
-		`{"role": "tool", "text": "T"}, {"role": "assistant", "text": "B", "weight": 0}], "l": ["p", "q"], "none": null}`})
+		`{"role": "tool", "text": "T"}, {"role": "assistant", "text": "B", "weight": 0}], "l": ["p", "q"], "none": null, ` +
+		`"n": [{"by": "gpt-3.5", "x": {"t": "G"}}, {"by": "a,b", "x": {"t": "C"}}], "k[b=c.d]e": {"t": "K"}}`})
 	for args, want := range map[string]struct{ text, mask string }{
 		"--field m.*.text":                                    {"UAATB", ""},
 		"--field m[role=assistant].text":                      {"AAB", ""},
 		"--field m[weight=1].parts.*.t":                       {"xy", ""},
 		"--field l.*":                                         {"pq", ""},
+		"--field n[by=gpt-3.5].x.t":                           {"G", ""},
+		"--mask n[by=gpt-3.5].x.t:0,n[by=a,b].x.t:1":          {"GC", "01"},
+		"--field k[b=c.d]e.t":                                 {"K", ""},
 		"--mask m[role=assistant].text:1":                     {"UAATB", "01101"},
 		"--mask m.*.text:1":                                   {"UAATB", "11111"},
 		"--mask s:1,m[weight=1].text:1,none.*:0":              {"SUAATB", "101100"},
@@ -45,6 +49,7 @@ func TestPrepareLists(t *testing.T) {
 		"--field m.text":        "line 1: m is a list: to take a text of each element, write m.*.text",
 		"--field s.*":           `line 1: field s.* is not a list but a text`,
 		"--field m.*.other":     `line 1: has no field m.*.other: choose one with --field or --mask; there are [`,
+		"--field m[0].text":     `"]; for the elements of a list, write m.* or, for some of them, m[role=user]`,
 		"--field l[role=a].b":   "line 1: field l[role=a] is not a list of JSON objects",
 		"--mask m[role=a].text": "--mask: must list fields with 0 or 1",
 		"--special":             "--special, --eot-token: byte has no special tokens",

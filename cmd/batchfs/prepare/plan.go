@@ -240,7 +240,7 @@ func (e encoding) withTokenizer(t tokenizer, eotAt string) encoding {
 }
 
 func maskFields(list string) (fields []field, err error) {
-	for part := range strings.SplitSeq(list, ",") {
+	for _, part := range splitOutside(list, ',') {
 		part = strings.TrimSpace(part)
 		colon := max(strings.LastIndex(part, ":"), 0)
 		name, mask := part[:colon], part[colon:]
