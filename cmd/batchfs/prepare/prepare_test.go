@@ -230,7 +230,7 @@ func TestPrepareErrors(t *testing.T) {
 		"bad glob":        {"abc", "[", "[: syntax error in pattern"},
 		"no files":        {"abc", "empty", "empty: no file in this directory"},
 		"device":          {"abc", "/dev/null", "/dev/null: is not a regular file"},
-		"by":              {"abc", "a --by word", `--by: must be char, byte, gpt2, cl100k, o200k or the path of a tokenizer.json or tekken.json (got "word")`},
+		"by":              {"abc", "a --by word", `--by: must be char, byte, gpt2, cl100k, o200k or the path of a tokenizer.json or tekken.json (got "word"): there is no such file; hf download`},
 		"val 1":           {"abc", "a --val 1", "--val: must be 0 or more and below 1, such as 0.1 (got 1)"},
 		"as":              {"abc", "a --as csv", `--as: must be text, jsonl, parquet or arrow (got "csv")`},
 		"invalid option":  {"abc", "a --invalid drop", `--invalid: must be error, replace or skip (got "drop")`},

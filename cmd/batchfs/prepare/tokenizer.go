@@ -2,10 +2,12 @@ package prepare
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"math"
-	"path/filepath"
+	"os"
 	"slices"
 	"sync/atomic"
 	"unicode"
@@ -58,8 +60,9 @@ func (s *settings) openTokenizer(content []byte) (tokenizer, error) {
 		return idTokenizer(s.VocabSize), nil
 	}
 	open, ok := tokenizers[s.By]
-	if !ok && filepath.Ext(s.By) == "" {
-		return nil, fmt.Errorf("--by: must be char, byte, gpt2, cl100k, o200k or the path of a tokenizer.json or tekken.json (got %q)", s.By)
+	if _, err := os.Stat(s.By); !ok && content == nil && errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("--by: must be char, byte, gpt2, cl100k, o200k or the path of a tokenizer.json or tekken.json (got %q): there is no such file; "+
+			"hf download MODEL tokenizer.json prints the path of that of a model of the Hugging Face Hub", s.By)
 	}
 	if !ok {
 		open = func() (tokenizer, error) { return newBPETokenizer(bpe.Open(s.By)) }

@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 )
 
 // Open returns a tokenizer of [Named], or reads a file: a tokenizer.json of Hugging Face with
@@ -22,15 +24,15 @@ import (
 // truncation, padding and tokens to put around a text. Added tokens that are not special are always
 // found in a text.
 func Open(path string) (*Tokenizer, error) {
-	switch filepath.Ext(path) {
-	case "":
+	if _, ok := publishedTokenizers[path]; ok {
 		return Named(path)
-	case ".model":
-		return nil, sentencePieceModelError(path)
 	}
 	raw, err := os.ReadFile(path)
-	if err != nil {
-		return nil, fmt.Errorf("%w: give the path of a tokenizer.json or tekken.json; hf download MODEL tokenizer.json prints that of a model of the Hugging Face Hub", err)
+	switch {
+	case errors.Is(err, syscall.EISDIR):
+		return nil, fmt.Errorf("%s: is a directory: give the path of the tokenizer.json or tekken.json in it", path)
+	case err != nil:
+		return nil, fmt.Errorf("%w: use gpt2, cl100k, o200k or the path of a tokenizer.json or tekken.json; hf download MODEL tokenizer.json prints that of a model of the Hugging Face Hub", err)
 	}
 	return Parse(path, raw)
 }
@@ -42,14 +44,16 @@ func Parse(path string, raw []byte) (*Tokenizer, error) {
 	// Decoding fails for other models, whose vocab has a different type.
 	other := f.Model.Type != "" && f.Model.Type != "BPE"
 	switch {
-	case err != nil && isSentencePieceModel(raw):
+	case err != nil && tiktokenRank.Match(raw):
+		return nil, fmt.Errorf("%s: has the tokens of a tiktoken encoding, but not its expression: give the tokenizer.json of the same model; cl100k_base is --by cl100k, and o200k_base is --by o200k", path)
+	case err != nil && (isSentencePieceModel(raw) || filepath.Ext(path) == ".model"):
 		return nil, sentencePieceModelError(path)
 	case bytes.HasPrefix(raw, []byte("version https://git-lfs.")):
 		return nil, fmt.Errorf("%s: is a pointer of Git LFS, not the file itself: fetch that with git lfs pull", path)
 	case err == nil && f.Model.Type == "" && f.Model.Vocab == nil && f.Config.Pattern == "":
 		return nil, fmt.Errorf("%s: not a tokenizer.json of Hugging Face, because it has no model: give the tokenizer.json of the same model", path)
 	case err != nil && !other:
-		return nil, fmt.Errorf("%s: not a tokenizer.json of Hugging Face: %w", path, err)
+		return nil, fmt.Errorf("%s: not a tokenizer.json of Hugging Face: %w: give the tokenizer.json of the same model", path, err)
 	}
 	newTokenizer := f.newTokenizer
 	if f.Config.Pattern != "" {
@@ -61,6 +65,9 @@ func Parse(path string, raw []byte) (*Tokenizer, error) {
 	}
 	return t, nil
 }
+
+// tiktokenRank matches the first token of a file of tiktoken, such as Llama 3's tokenizer.model.
+var tiktokenRank = regexp.MustCompile(`^[A-Za-z0-9+/]+=* [0-9]+\n`)
 
 func sentencePieceModelError(path string) error {
 	return fmt.Errorf("%s: models of SentencePiece are not supported: use the tokenizer.json of the same model, or %s", path,
@@ -165,6 +172,9 @@ func (f *tokenizerFile) newTokenizer(path string) (*Tokenizer, error) {
 	if err := load(t); err != nil {
 		return nil, err
 	}
+	if err := f.checkIDs(); err != nil {
+		return nil, err
+	}
 	pairs := make([]pair, len(m.Merges))
 	for rank, merge := range m.Merges {
 		left, ok1 := m.Vocab[merge[0]]
@@ -211,6 +221,18 @@ func (f *tokenizerFile) loadBytes(t *Tokenizer) error {
 		for token, text := range t.tokens {
 			t.wholePieces[text] = uint32(token)
 		}
+	}
+	return nil
+}
+
+// checkIDs returns an error if two tokens of model.vocab have the same id.
+func (f *tokenizerFile) checkIDs() error {
+	tokens := make(map[uint32]string, len(f.Model.Vocab))
+	for text, id := range f.Model.Vocab {
+		if other, ok := tokens[id]; ok {
+			return fmt.Errorf("model.vocab: %q and %q have the same id, %d: give one of them another", min(text, other), max(text, other), id)
+		}
+		tokens[id] = text
 	}
 	return nil
 }

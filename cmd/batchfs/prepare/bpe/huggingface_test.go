@@ -89,19 +89,20 @@ func TestOpenRejects(t *testing.T) {
 			delete(model["vocab"].(map[string]int), "a")
 			model["merges"], model["unk_token"], f["added_tokens"] = []any{}, "<?>", []any{}
 		},
-		`"x", "y" or their concatenation`: func(f, model map[string]any) { model["merges"] = []string{"x y"} },
-		"normalizer NFKC":                 func(f, model map[string]any) { f["normalizer"] = map[string]any{"type": "NFKC"} },
-		"post_processor Strange":          func(f, model map[string]any) { f["post_processor"] = map[string]any{"type": "Strange"} },
-		"pre_tokenizer Metaspace":         pre(map[string]any{"type": "Metaspace"}),
-		"pre_tokenizer Digits":            pre(map[string]any{"type": "Digits"}, byteLevel),
-		`expressions ["\\w+"], which`:     pre(split(`\w+`, "Isolated"), byteLevel),
-		"out.add(tokenizer.encode(text)":  pre(split(`\w+`, "Isolated"), byteLevel),
-		`behavior "MergedWithNext"`:       pre(split(qwen2.patterns[0], "MergedWithNext"), byteLevel),
-		"add_prefix_space":                pre(map[string]any{"type": "ByteLevel", "add_prefix_space": true}),
-		`\\s+" "'s|'t|'re|`:               pre(split(qwen2.patterns[0], "Isolated"), map[string]any{"type": "ByteLevel"}),
-		"Split is not supported there":    pre(split(qwen2.patterns[0], "Isolated")),
-		"pre_tokenizer has no ByteLevel":  func(f, model map[string]any) { f["pre_tokenizer"] = nil },
-		"model.byte_fallback is true":     func(f, model map[string]any) { model["byte_fallback"] = true },
+		`"a" and "aa" have the same id, 97`: func(f, model map[string]any) { model["vocab"].(map[string]int)["aa"] = 97 },
+		`"x", "y" or their concatenation`:   func(f, model map[string]any) { model["merges"] = []string{"x y"} },
+		"normalizer NFKC":                   func(f, model map[string]any) { f["normalizer"] = map[string]any{"type": "NFKC"} },
+		"post_processor Strange":            func(f, model map[string]any) { f["post_processor"] = map[string]any{"type": "Strange"} },
+		"pre_tokenizer Metaspace":           pre(map[string]any{"type": "Metaspace"}),
+		"pre_tokenizer Digits":              pre(map[string]any{"type": "Digits"}, byteLevel),
+		`expressions ["\\w+"], which`:       pre(split(`\w+`, "Isolated"), byteLevel),
+		"out.add(tokenizer.encode(text)":    pre(split(`\w+`, "Isolated"), byteLevel),
+		`behavior "MergedWithNext"`:         pre(split(qwen2.patterns[0], "MergedWithNext"), byteLevel),
+		"add_prefix_space":                  pre(map[string]any{"type": "ByteLevel", "add_prefix_space": true}),
+		`\\s+" "'s|'t|'re|`:                 pre(split(qwen2.patterns[0], "Isolated"), map[string]any{"type": "ByteLevel"}),
+		"Split is not supported there":      pre(split(qwen2.patterns[0], "Isolated")),
+		"pre_tokenizer has no ByteLevel":    func(f, model map[string]any) { f["pre_tokenizer"] = nil },
+		"model.byte_fallback is true":       func(f, model map[string]any) { model["byte_fallback"] = true },
 		`"<mask>" has the id 260, but tokenizers gives it 259`: func(f, model map[string]any) {
 			f["added_tokens"] = []any{map[string]any{"id": 260, "content": "<mask>"}}
 		},
@@ -118,8 +119,12 @@ func TestOpenRejects(t *testing.T) {
 	}
 	pointer := filepath.Join(t.TempDir(), "tokenizer.json")
 	testfiles.NoError(t, os.WriteFile(pointer, []byte("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"), 0o600))
-	for path, want := range map[string]string{"/nowhere/tokenizer.json": "no such file or directory: give the path of a tokenizer.json or tekken.json; hf download",
-		pointer: "is a pointer of Git LFS, not the file itself", "a.model": "a.model: models of SentencePiece are not supported",
+	dir := t.TempDir()
+	testfiles.Write(t, map[string]string{dir + "/llama3.model": "IQ== 0\nIg== 1\n", dir + "/merges.txt": "#version: 0.2\n"})
+	for path, want := range map[string]string{"/nowhere/tokenizer.json": "no such file or directory: use gpt2, cl100k, o200k or the path of a tokenizer.json or tekken.json; hf download",
+		pointer: "is a pointer of Git LFS, not the file itself", dir: "is a directory: give the path of the tokenizer.json",
+		dir + "/llama3.model":                                   "has the tokens of a tiktoken encoding, but not its expression: give the tokenizer.json",
+		dir + "/merges.txt":                                     "invalid character '#' looking for beginning of value: give the tokenizer.json",
 		writeSentencePieceModel(t):                              "sentencepiece.SentencePieceProcessor(",
 		writeSmallTekken(t, `\w+`, 258, "</s>", 2):              `out.add(tokenizer.encode(text, bos=False, eos=False))`,
 		writeSmallTekken(t, tekken.patterns[0], 300, "</s>", 2): "default_vocab_size is 300",
