@@ -143,6 +143,18 @@ func TestChats(t *testing.T) {
 			if !regexp.MustCompile(fmt.Sprintf(`(?m)^assistant +\d+ +%d$`, ones)).MatchString(strings.ReplaceAll(string(said), ",", "")) {
 				t.Errorf("it said %s, want %d tokens of the assistant to be trained on", said, ones)
 			}
+			if note := "system messages are ignored by the template"; strings.Contains(string(said), note) != (family == "mistral") || strings.Contains(string(said), "to stop") {
+				t.Errorf("it said %s, want only Mistral's system messages to be ignored, and all turns to end", said)
+			}
+			if family == "chatml" {
+				unended := strings.ReplaceAll(chatML, `{{ message.content + "<|im_end|>" }}{% endgeneration %}`, `{{ message.content }}{% endgeneration %}{{ "<|im_end|>" }}`)
+				e2e.Write(t, filepath.Join(chats.model, "chat_template.jinja"), unended)
+				e2e.NoError(t, os.RemoveAll(chats.data))
+				chat := e2e.Write(t, filepath.Join(t.TempDir(), "chat.jsonl"), `{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}`)
+				if said := e2e.Must(chats.prepare(t, chat).Output())(t); !strings.Contains(string(said), "so a model would not learn to stop") {
+					t.Errorf("it said %s, want that turns do not end with a special token", said)
+				}
+			}
 			if family == "qwen" || e2e.InSoak() { // training is the same with every template
 				t.Run("train", func(t *testing.T) {
 					e2e.NeedFUSE(t)
