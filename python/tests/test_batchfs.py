@@ -566,11 +566,14 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any], int | str]] = [
     (STAGED, {"stages": STAGES.format(40, "b = 1")}, "does not fit train: weights was '0=7:3,80=0:1' and is '0=7:3,40=0:1'; mount"),
     (STAGED, {"sources": '[{name = "a", tokens = "b.bin"}, {name = "b", tokens = "b.bin"}]'}, "fingerprint was '[0-9a-f]{32},[0-9a-f]{32}' and is '"),
     ({**STAGED, **HOSTS}, {"stages": STAGES.format(40, "a = 1")}, "weights was '0=7:3,40=0:1' and is '0=7:3,20=1'"),
+    (MIXED, STAGED, "does not fit train: the split had neither stages nor max_epochs, and now has them; mount"),
+    (STAGED, {"stages": None, **MIXED}, "does not fit train: the split had stages or max_epochs, and now has neither; mount"),
     (MIXED, {"sources": None, **PAIR}, r"the token files are read differently \(.*weights was '7:3' and is ''"),
     ({"arrays": MASK.format("y")}, {"arrays": MASK.format("x")}, "arrays was 'mask:y' and is 'mask:x'"),
     ({}, {"arrays": MASK.format("y")}, "arrays was '' and is 'mask:y', fingerprint was"),
     ({}, {"token_dtype": "int32"}, r": the token files are read differently \(format, tensor, token_dtype"),
     ({}, {"tokens": "b.bin"}, "fingerprint was '[0-9a-f]{32}' and is '"),
+    ({}, {"tokens": "longer.bin"}, "does not fit train: fingerprint was '[0-9a-f]{32}' and is '[0-9a-f]{32}'; mount"),
     ({}, {"on_change": "follow"}, "fingerprint was '[0-9a-f]{32}' and is ''"),
 ]
 
@@ -612,6 +615,7 @@ class TestOtherRuns(waiting.Case):
         for name, first in (("a", 0), ("b", 100_000)):  # each token is its own position
             np.arange(first, first + 40_000, dtype=np.uint32).tofile(f"{name}.bin")
             np.arange(50, 40_001, 50, dtype=np.uint64).tofile(f"{name}.bin.index")
+        np.arange(50_000, dtype=np.uint32).tofile("longer.bin")
         os.link("a.bin", "plain.bin")  # without an index of documents
         np.zeros(40_000, np.uint8).tofile("mask.bin")
         Path("rng.bin").write_bytes(b"".join(n.to_bytes(8, "little") for n in (5489, 1 | 1 << 32, 0, *range(1, 625), *(0,) * 5)))
@@ -670,6 +674,8 @@ class TestOtherRuns(waiting.Case):
         states: list[Any] = [{}, {"step": -5}, {"step": 4}, {"fingerprint": whole["fingerprint"]}, [4], None, 4]
         for state in states:
             self.assertRaisesRegex(batchfs.ArgumentError, "the state lacks|the state must be what", steps.load_state_dict, state)
+        for state in ({"train": whole}, {"model": {}, "train": whole}, {"_snapshot": {}, "_steps_since_snapshot": 0}):
+            self.assertRaisesRegex(batchfs.ArgumentError, rf'the keys \["{next(iter(state))}".*\]; load what', steps.load_state_dict, state)
         self.assertEqual(steps.state_dict(), whole)
 
 

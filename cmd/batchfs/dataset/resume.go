@@ -128,6 +128,10 @@ func (s State) malformed(now State) string {
 	for key := range limits {
 		required[key] = nil
 	}
+	others := slices.DeleteFunc(slices.Sorted(maps.Keys(s)), func(key string) bool { _, ok := required[key]; return ok })
+	if n := len(others); n > 0 && n == len(s)-len(addedSettings) { // such as a whole checkpoint
+		return fmt.Sprintf("the state is not one of a split, but has the keys %q", others[:min(n, 5)])
+	}
 	if lacks := s.missing(required); lacks != "" {
 		return "the state lacks " + lacks + fix
 	}
@@ -174,6 +178,9 @@ func (s State) missing(t State) string {
 	return strings.Join(keys, ", ")
 }
 
+// isScheduled reports whether the split of s has stages or max_epochs.
+func (s State) isScheduled() bool { return strings.Contains(s.text("weights"), "=") }
+
 // differences lists the settings that differ, although the rows that follow s depend on them.
 func (s State) differences(now State) (list []string) {
 	end := s.number("row")
@@ -184,7 +191,12 @@ func (s State) differences(now State) (list []string) {
 	if sameBatches && continues(s.text("identity"), now.text("identity"), end) {
 		return nil
 	}
-	isScheduled := strings.Contains(now.text("weights"), "=")
+	isScheduled, newTokens := now.isScheduled(), false
+	if isScheduled && !s.isScheduled() {
+		return []string{"the split had neither stages nor max_epochs, and now has them"}
+	} else if s.isScheduled() && !isScheduled {
+		return []string{"the split had stages or max_epochs, and now has neither"}
+	}
 	for _, key := range slices.Sorted(maps.Keys(now)) {
 		may := false
 		switch key {
@@ -201,10 +213,12 @@ func (s State) differences(now State) (list []string) {
 		}
 		switch {
 		case may || s[key] == now[key]:
+		case key == "formats" && newTokens: // the formats have the number of tokens
 		case key == "formats":
 			list = append(list, "the token files are read differently (format, tensor, token_dtype, shape, or which files each source has)")
 		default:
 			list = append(list, fmt.Sprintf("%s was %s and is %s", key, quoted(s[key]), quoted(now[key])))
+			newTokens = newTokens || key == "fingerprint"
 		}
 	}
 	if s.indexDecides(now) {
