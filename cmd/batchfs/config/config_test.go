@@ -231,7 +231,7 @@ func TestSplitErrors(t *testing.T) {
 		{"\n[[splits.mix.sources]]\nweight = 1", "2: splits.mix.sources.0", noTokens},
 		{"[[splits.mix.sources]]\nweight = 1\ntokens = [\n'a',\n1]", "3: splits.mix.sources.0.tokens",
 			"must be a path, a glob, or a list"},
-		{"\n[splits.mix.sources]\nweight = 1", "2: splits.mix.sources", notTables + "a table)"},
+		{"\n[splits.mix.sources]\nweight = 1", "2: splits.mix.sources", notTables + "{weight = 1})"},
 		{"[[batch.sources]]\nweight = 1", "1: batch.sources", "unknown key; sources belongs in [splits.X]"},
 
 		// Sources written as a list. All of their keys have the line of the list.

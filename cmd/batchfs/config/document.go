@@ -3,7 +3,9 @@ package config
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"sort"
 	"strconv"
@@ -156,7 +158,14 @@ func formatValue(v any) string {
 	case string:
 		return fmt.Sprintf("%q", v)
 	case map[string]any:
-		return "a table"
+		var list []string
+		for _, name := range slices.Sorted(maps.Keys(v)) {
+			if reflect.TypeOf(v[name]).Kind() == reflect.Map {
+				return "a table"
+			}
+			list = append(list, name+" = "+formatValue(v[name]))
+		}
+		return "{" + strings.Join(list, ", ") + "}"
 	case inlineTable:
 		return string(v)
 	}

@@ -50,8 +50,10 @@ func (c *Config) CheckRestart(old *Config) error {
 			return err
 		}
 	}
-	if len(c.Splits) > len(old.Splits) {
-		return fmt.Errorf("the configuration has splits that are not mounted; %s", fix)
+	for _, split := range c.Splits {
+		if _, err := old.Named(split.Name); err != nil {
+			return fmt.Errorf("%s: the mount has no split %s; %s", split.MessagePrefix(), split.Name, fix)
+		}
 	}
 	return nil
 }

@@ -28,7 +28,7 @@ func TestCheckRestart(t *testing.T) {
 		{train, "mount.grace = '1s'\n" + train, "mount.grace is 10s in the mount, and the configuration has 1s" + fix},
 		{train, "[splits.train]\ntokens = 'b.bin'", "splits.train.tokens is [a.bin] in the mount, and the configuration has [b.bin]" + fix},
 		{train, "[splits.val]\ntokens = 'a.bin'", "splits.train is mounted, but the configuration no longer has it" + fix},
-		{train, train + "[splits.val]\ntokens = 'a.bin'", "the configuration has splits that are not mounted" + fix},
+		{train, train + "[splits.val]\ntokens = 'a.bin'", "config.toml:3: splits.val: the mount has no split val" + fix},
 		{mixed + "1", mixed + "2" + more, ""},
 		{mixed + "1", more + mixed + "1", "config.toml:2: splits.mix.sources" + noSource},
 		{mixed + "1" + more, mixed + "1", "config.toml:1: splits.mix.sources" + strings.NewReplacer("source 0", "source 1", "a.bin", "b.bin").Replace(noSource)},

@@ -44,7 +44,7 @@ func TestStages(t *testing.T) {
 			t.Errorf("from_tokens = %s: %+v, max_epochs %v", from, s.Stages, s.MaxEpochs)
 		}
 	}
-	const table = "must be a table of sources and numbers, 0 or above and not all 0, as in {web = 9, math = 1} (got a table)"
+	const table = "must be a table of sources and numbers, 0 or above and not all 0, as in {web = 9, math = 1} (got "
 	const whole = `must be a whole number of tokens above 0, as in "250B" (k, M, B or G, T) (got `
 	for text, want := range map[string]string{
 		second(""): "10: splits.mix.stages.1: must have either from_tokens or from_row (got none)",
@@ -56,8 +56,9 @@ func TestStages(t *testing.T) {
 		first + "from_row = 7":                     "8: splits.mix.stages.0: the first stage begins at row 0; leave out from_tokens and from_row",
 		second("from_row = 7\n[[splits.mix.stages]]\nfrom_tokens = 7000\nweights.web = 1"):              "13: splits.mix.stages.2: must begin after row 7, where the stage before it begins (got row 7)",
 		sources + "[[splits.mix.stages]]\nweights = {\nwbe = 9, math = 1}":                              `9: splits.mix.stages.0.weights.wbe: split mix has no source "wbe"; its sources are web, math`,
-		sources + "[[splits.mix.stages]]\nweights = {web = 0}":                                          "9: splits.mix.stages.0.weights: " + table,
-		sources + "[[splits.mix.stages]]\nweights = {web = -1}":                                         "9: splits.mix.stages.0.weights: " + table,
+		sources + "[[splits.mix.stages]]\nweights = {web = 0}":                                          "9: splits.mix.stages.0.weights: " + table + "{web = 0})",
+		sources + "[[splits.mix.stages]]\nweights = {web = '9', math = 1}":                              "9: splits.mix.stages.0.weights: " + table + `{math = 1, web = "9"})`,
+		sources + "[[splits.mix.stages]]\nweights = {web = -1}":                                         "9: splits.mix.stages.0.weights: " + table + "{web = -1})",
 		sources + "[[splits.mix.stages]]\nfrom_row = 1":                                                 "8: splits.mix.stages.0: must have weights, a table of sources",
 		sources + "[splits.mix.stages]\nweights.web = 1":                                                "8: splits.mix.stages: must be a list of tables, as in [{weights = {web = 9, math = 1}}] (got a table)",
 		"batch.layout = 'rows'\n" + second("from_tokens = 7000"):                                        "11: splits.mix.stages.1: layout rows has no tokens; replace from_tokens with from_row",
