@@ -87,6 +87,7 @@ def _plain(key: str, value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(key, v) for v in cast("list[Any]", value)]
     try:
-        return integer(key, value)
-    except ArgumentError as e:
+        value = operator.index(value)
+    except TypeError as e:
         raise ArgumentError(f"{key} must be text, a number, a bool or a list of these (got {value!r})") from e
+    return integer(key, value)

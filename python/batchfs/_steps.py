@@ -123,7 +123,10 @@ class StepIterator(Locked):
 
     def __len__(self) -> int:
         """Raises TypeError. Without this method, a DataLoader would not say why it rejects steps made before torch was imported."""
-        raise TypeError("steps have no length; to pass them to a DataLoader, import torch before you call steps()")
+        raise TypeError(
+            "steps have no length: count the batches of an epoch with len(split), or those of a range with stop - start; to pass steps to a "
+            "DataLoader, import torch before you call steps()"
+        )
 
     def __bool__(self) -> bool:
         return True

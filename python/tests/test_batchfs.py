@@ -449,6 +449,8 @@ class TestArguments(Case):
                     m.split("train", **settings)
             with self.assertRaisesRegex(batchfs.MountError, "order: must be"):
                 m.split("train", order="shufle")
+            with self.assertRaisesRegex(batchfs.ArgumentError, f"seed must be from .* to {2**63 - 1} .got {2**64 - 1}"):
+                m.split("train", seed=2**64 - 1)
             self.assertEqual(m.split("train/order=shuffle,seed=9", rank=1, world=2).info["seed"], 9)
         for settings in ({"seed=9 #": 1}, {"order": "\0"}):
             self.assertRaisesRegex(batchfs.ArgumentError, "seed|order", batchfs.mount, config=self.config, **settings)
@@ -956,7 +958,7 @@ class TestProcesses(Case):
             print(len(list(DataLoader(batchfs.split({self.m.mountpoint + "/train"!r}).steps(0, 3), batch_size=None))))
             """)
         )
-        self.assertRegex(out, "^3 True False\nsteps have no length; .* import torch before .*\n3\n$", err)
+        self.assertRegex(out, "^3 True False\nsteps have no length: .* import torch before .*\n3\n$", err)
 
     @unittest.skipUnless(has_torch, "no torch")
     def test_workers_cannot_send_to_a_device(self) -> None:
