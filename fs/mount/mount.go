@@ -154,7 +154,7 @@ func checkEmpty(dir *os.File) error {
 func checkNotMounted(mountpoint string) error {
 	m, err := Find(mountpoint)
 	if err == nil && m != nil {
-		err = failure.Busy.Wrap(fmt.Errorf("mountpoint %s: a batchfs is already mounted there; batchfs unmount %s ends it", mountpoint, printable.ShellArg(mountpoint)))
+		err = failure.Busy.Wrap(fmt.Errorf("mountpoint %s: a batchfs is already mounted there; read that one, or end it with: batchfs unmount %s", mountpoint, printable.ShellArg(mountpoint)))
 	}
 	return err
 }

@@ -1508,7 +1508,7 @@ class TestErrors(Place):
         self.rejected("does not exist", config=self.config, mountpoint=self.directory / "none")
         self.rejected("is not empty", config=self.config, mountpoint=self.directory / "data")
         with batchfs.mount(config=self.config, mountpoint=self.place) as m:
-            self.rejected("already mounted there; batchfs unmount", config=self.config, mountpoint=self.place)
+            self.rejected("already mounted there; read that one, or end it with: batchfs unmount", config=self.config, mountpoint=self.place)
             with self.assertRaisesRegex(batchfs.MountError, 'no split "test"'):
                 m.split("test")
             with self.assertRaisesRegex(batchfs.MountError, "rank: must be below world"):

@@ -99,7 +99,7 @@ func TestAdvisedCommands(t *testing.T) {
 		follow(stderr, "create it with: ")
 		out := e2e.Run(t, mount...)
 		_, stderr, _ = e2e.Try(t, mount...)
-		follow(strings.TrimSuffix(stderr, " ends it\n"), "already mounted there; ")
+		follow(stderr, "already mounted there; read that one, or end it with: ")
 		e2e.CheckFails(t, "no batchfs is mounted there", e2e.PlainBatchfs, "unmount", dir)
 		e2e.Run(t, mount...)
 		follow(out, "stop with: ")
