@@ -89,5 +89,6 @@ def _plain(key: str, value: Any) -> Any:
     try:
         value = operator.index(value)
     except TypeError as e:
-        raise ArgumentError(f"{key} must be text, a number, a bool or a list of these (got {value!r})") from e
+        hint = "; write a table as the text of one in TOML, as in '{web = 9, math = 1}'" if isinstance(value, Mapping) else ""
+        raise ArgumentError(f"{key} must be text, a number, a bool or a list of these (got {value!r}){hint}") from e
     return integer(key, value)

@@ -455,6 +455,14 @@ class TestArguments(Case):
         for settings in ({"seed=9 #": 1}, {"order": "\0"}):
             self.assertRaisesRegex(batchfs.ArgumentError, "seed|order", batchfs.mount, config=self.config, **settings)
 
+    def test_tables(self) -> None:
+        """A table is text in TOML. A dict is rejected with a message that says so."""
+        sources = '[{tokens = "a.bin", weight = 1}]'
+        self.assertEqual(flags(None, None, {}, {"splits.train.sources": sources}), ["--set", f"splits.train.sources={sources}"])
+        for value in ([{"tokens": "a.bin", "weight": 1}], {"web": 1}):
+            args: Any = (None, None, {}, {"splits.train.sources": value})
+            self.assertRaisesRegex(batchfs.ArgumentError, "splits.train.sources must be text.*write a table as the text of one in TOML", flags, *args)
+
     def test_null_characters(self) -> None:
         """No path can contain a null character, so each is rejected before it is used."""
         calls: dict[str, list[Callable[[Any], object]]] = {
