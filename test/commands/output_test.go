@@ -76,6 +76,23 @@ func TestFullDisk(t *testing.T) {
 	failed(cmd, stderr, ended)
 }
 
+// mount -d succeeds if the reader of its output has closed the pipe, as in mount -d | head -n 1.
+func TestClosedPipe(t *testing.T) {
+	t.Parallel()
+	e2e.NeedFUSE(t)
+	config, _ := e2e.SmallConfig(t, 1)
+	dir := t.TempDir()
+	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
+	reader, writer, err := os.Pipe()
+	e2e.NoError(t, err)
+	reader.Close()
+	defer writer.Close()
+	cmd := exec.Command(e2e.PlainBatchfs, "mount", "-d", "-c", config, "--log", filepath.Join(t.TempDir(), "log"), dir)
+	cmd.Stdout = writer
+	e2e.NoError(t, cmd.Run())
+	e2e.Run(t, e2e.PlainBatchfs, "unmount", dir)
+}
+
 // The commands that messages advise can be run, whatever the path is.
 func TestAdvisedCommands(t *testing.T) {
 	t.Parallel()
