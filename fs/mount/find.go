@@ -124,7 +124,7 @@ func listMounts(wanted func(*mountinfo.Info) bool) (all []*Mounted, err error) {
 }
 
 // ErrDead means that the supervisor of a mount is gone.
-var ErrDead = errors.New("the mount is dead: its supervisor process is gone")
+var ErrDead = errors.New("the mount is dead: its supervisor process is gone; batchfs unmount ends it")
 
 // ErrElsewhere means that the supervisor of a mount is in another PID namespace.
 var ErrElsewhere = errors.New("the supervisor of the mount is in another PID namespace, that of the host or of a container: " +

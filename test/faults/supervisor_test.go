@@ -69,6 +69,9 @@ func TestSupervisorNotWaitedFor(t *testing.T) {
 	e2e.AwaitEnded(t, supervisor)
 	e2e.AwaitDead(t, mountpoint)
 	e2e.Contains(t, "the doctor of another user", asOther(), "is dead: its supervisor")
+	for _, args := range [][]string{{"restart", mountpoint}, {"cat", filepath.Join(mountpoint, "train")}} {
+		e2e.CheckFails(t, mountpoint+": the mount is dead: its supervisor process is gone; batchfs unmount ends it", append([]string{e2e.Batchfs}, args...)...)
+	}
 	e2e.CheckOutput(t, "is unmounted", e2e.Batchfs, "unmount", mountpoint)
 }
 
