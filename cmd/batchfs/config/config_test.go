@@ -174,6 +174,8 @@ func TestSetErrors(t *testing.T) {
 		{"seed=1", "--set seed: unknown key; seed belongs in [batch] or [splits.X]"},
 		{"batch={seed=1,sede=2}", "--set batch.sede: unknown key; must be one of "},
 		{"batch.seed=", `--set batch.seed: must be a whole number from 0 to 9223372036854775807 (got "")`},
+		{"mount.timeout=30", `--set mount.timeout: must be a duration from 100ms to 24h, as in "90s" (got 30)`},
+		{"splits.train.tokens=[2024]", "--set splits.train.tokens: must be a path, a glob, or a list of them (got [2024])"},
 		{"splits.tarin.seed=7", "--set splits.tarin.seed: split tarin must have tokens"},
 		{"splits.a/b.seed=7", "--set splits.a/b.seed=7" + usage},
 		{"batch.rank=1", "--set batch.rank: must be below world, which is 1 in splits.train (got 1)"},
@@ -307,6 +309,11 @@ func TestSet(t *testing.T) {
 		{[]string{"splits.train.tokens=b\nc.bin"}, tokens, []string{"b\nc.bin"}},
 		{[]string{`splits.train.tokens=b\c.bin`}, tokens, []string{`b\c.bin`}},
 		{[]string{"splits.train.tokens=\xff.bin"}, tokens, []string{"\xff.bin"}}, // not UTF-8
+		{[]string{"splits.train.tokens= 2024 "}, tokens, []string{"2024"}},
+		{[]string{"splits.train.tokens=true"}, tokens, []string{"true"}},
+		{[]string{"store.region=1.0", "store.cache_dir=2026-11-29"}, func(c *Config) any { return c.Store.Region + " " + c.Store.CacheDir }, "1.0 2026-11-29"},
+		{[]string{"splits.m.sources=[{tokens='a', weight=1}, {tokens='b', weight=1}]", "splits.m.source=1"}, func(c *Config) any { return c.Splits[2].Only }, 2},
+		{[]string{"mount.mode=440"}, func(c *Config) any { return c.Mount.Mode }, uint32(0o440)},
 
 		{[]string{"splits.a.tokens=x", "splits.val.tokens=y"}, func(c *Config) any {
 			var all []string

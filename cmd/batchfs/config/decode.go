@@ -302,7 +302,8 @@ func setKey(ref keyRef, v any, c any, refs map[string]keyRef, known ...*table) e
 		if path, isText := v.(string); k.isFile && isText && path != "" {
 			v = ref.doc.relative(path)
 		}
-		if k.set != nil && !k.set(c, v) { // the caller decodes lists of tables
+		isSet := k.set == nil || k.set(c, v) // the caller decodes lists of tables
+		if word := ref.doc.word; !isSet && (word == "" || !k.set(c, word)) {
 			return fmt.Errorf("%s: must be %s (got %s)", ref, k.rule, formatValue(v))
 		}
 		if refs != nil {

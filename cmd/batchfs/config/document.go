@@ -18,6 +18,7 @@ import (
 type document struct {
 	text string
 	name string     // path of the file; empty for --set
+	word string     // value of a --set argument that may also be a string; empty for files
 	keys []toml.Key // all keys without duplicates, in text order
 	tree map[string]any
 }
@@ -63,7 +64,7 @@ func parse(name, text string) (*document, error) {
 }
 
 // parseSet parses a --set argument. A value that is not valid TOML is taken as a string, so strings
-// need no quotes.
+// need no quotes. Whether one such as 0 is a string depends on the key.
 func parseSet(arg string) (*document, error) {
 	name, value, ok := strings.Cut(arg, "=")
 	// The value is set after parsing, because a path may contain control characters and bytes that
@@ -78,6 +79,9 @@ func parseSet(arg string) (*document, error) {
 		_, inList := parse("", name+" = ["+value+"]")
 		isQuoted := strings.IndexAny(strings.TrimSpace(value), "'\"[{") == 0
 		if d, err := parse("", name+" = "+value); err == nil && (inList == nil || isQuoted) {
+			if !isQuoted {
+				d.word = strings.TrimSpace(value)
+			}
 			return d, nil
 		}
 	}
