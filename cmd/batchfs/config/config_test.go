@@ -184,6 +184,25 @@ func TestSetErrors(t *testing.T) {
 	}
 }
 
+// A ~ or a variable in a path is refused, because only a shell expands it, and cache_dir would become
+// a directory called ~.
+func TestUnexpandedPaths(t *testing.T) {
+	const why = "~ and variables are not expanded here, so write the path out (got "
+	for _, path := range []string{"~", "~/a.bin", "$HOME/a.bin", "/scratch/$USER", "/scratch/${USER}/a.bin", "$SCRATCH"} {
+		quoted := fmt.Sprintf("%q", path)
+		wantError(t, "config.toml:4: store.cache_dir: "+why+quoted, train+"[store]\ncache_dir = "+quoted)
+		wantError(t, "config.toml:1: mountpoint: "+why+quoted, "mountpoint = "+quoted)
+		wantError(t, "config.toml:2: splits.a.tokens: "+why+quoted, "[splits.a]\ntokens = ['a.bin', "+quoted+"]")
+		wantError(t, "config.toml:2: splits.a.sources.0.tokens: "+why+quoted, "[[splits.a.sources]]\ntokens = "+quoted+"\nweight = 1")
+		wantError(t, "--set store.cache_dir: "+why+quoted, train, "store.cache_dir="+path)
+	}
+	for _, path := range []string{"/~/a.bin", "a~", "~a", "a/~", "$a", "a$HOME", "US$/a", "$1/a"} {
+		if c, err := decodeText(train, "splits.train.tokens="+path); err != nil || c.Splits[0].Tokens[0] != path {
+			t.Errorf("%q: %v", path, err)
+		}
+	}
+}
+
 func TestSplitErrors(t *testing.T) {
 	const (
 		train32   = train + "expect_fingerprint = "

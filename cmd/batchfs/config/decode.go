@@ -299,6 +299,17 @@ func setKey(ref keyRef, v any, c any, refs map[string]keyRef, known ...*table) e
 			}
 			continue
 		}
+		values, isList := v.([]any)
+		if !isList {
+			values = []any{v}
+		}
+		for _, v := range values {
+			if path, isText := v.(string); isText {
+				if err := CheckPath(path); err != nil {
+					return fmt.Errorf("%s: %w", ref, err)
+				}
+			}
+		}
 		if path, isText := v.(string); k.isFile && isText && path != "" {
 			v = ref.doc.relative(path)
 		}

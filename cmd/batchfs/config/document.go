@@ -6,6 +6,7 @@ import (
 	"maps"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"sort"
 	"strconv"
@@ -130,6 +131,17 @@ func (d *document) relative(path string) string {
 		return path
 	}
 	return filepath.Join(filepath.Dir(d.name), path)
+}
+
+var unexpanded = regexp.MustCompile(`^~(/|$)|(^|/)\$([A-Z_][A-Z0-9_]*|\{\w+\})(/|$)`)
+
+// CheckPath returns an error if a path has a ~ or a variable, which only a shell expands. A
+// directory with this name would be created otherwise.
+func CheckPath(path string) error {
+	if !unexpanded.MatchString(path) {
+		return nil
+	}
+	return fmt.Errorf("~ and variables are not expanded here, so write the path out (got %q)", path)
 }
 
 // line returns the number of the line, from 1, on which the statement that sets k begins.

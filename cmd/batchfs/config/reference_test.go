@@ -34,9 +34,9 @@ order = "sequential"           # a key of [batch], for this split only
 #   batchfs mount -c config.toml --set batch.seed=7 --set 'splits.train.tokens=["a.bin", "b.bin"]'
 #
 # --set overrides any key of this file; strings need no quotes there. Paths in this file are
-# relative to the file, paths in --set to the working directory. A key marked [path] can also be set
-# in a path, as in /mnt/batches/train/rank=3,world=8/next. A key marked [advanced] rarely has
-# to be set.
+# relative to the file, paths in --set to the working directory; ~ and variables are not expanded. A
+# key marked [path] can also be set in a path, as in /mnt/batches/train/rank=3,world=8/next. A key
+# marked [advanced] rarely has to be set.
 #
 # Batch k never changes as long as these stay the same: the name of the split; its tokens, sources,
 # stages, arrays and join; and the keys of [batch] except %s. No other key

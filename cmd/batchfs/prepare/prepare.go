@@ -34,6 +34,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
@@ -199,6 +200,9 @@ func (o *options) checkFlags(flags *pflag.FlagSet, args []string) (err error) {
 		return fmt.Errorf("--unit-bytes: must be at least 1 (got %d)", o.job.unitBytes)
 	case o.job.plan != "" && len(args) == 0 && o.dir == "":
 		return errors.New("--out: give the directory that all tasks write to, such as --out data")
+	}
+	if err := config.CheckPath(o.dir); err != nil {
+		return fmt.Errorf("--out: %w", err)
 	}
 	return o.settings.checkIDs(flags.Changed)
 }
