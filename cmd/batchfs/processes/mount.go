@@ -193,8 +193,8 @@ func (p *pendingMount) startInBackground(cmd *cobra.Command) error {
 		daemon.Wait()
 		return r.Err()
 	}
-	// A reader that closes its pipe early, such as head -n 1, must not end this process, because the
-	// mount exists now.
+	// A reader that closes its pipe early, such as head -n 1, must not end this process, because
+	// the mount exists now.
 	signal.Ignore(syscall.SIGPIPE)
 	p.describe(cmd.OutOrStdout())
 	_, err = printable.Fprintf(cmd.OutOrStdout(), "running in the background, process %d, log %s\nstop with: batchfs unmount %s\n",
