@@ -3,6 +3,7 @@ package supervise
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
@@ -84,6 +85,9 @@ func startWorker(cmd *exec.Cmd, connection, memory, snapshot *os.File) (*workerP
 	theirs.Close() // an open copy would keep the socket open when the process ends
 	if err != nil {
 		ours.Close()
+		if failed := (*fs.PathError)(nil); errors.As(err, &failed) && failed.Path == cmd.Path {
+			failed.Path = cmd.Args[0] // cmd.Path may name a descriptor
+		}
 		return nil, err
 	}
 	go p.listen()

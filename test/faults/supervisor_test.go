@@ -118,6 +118,9 @@ func TestRestart(t *testing.T) {
 		e2e.CheckFails(t, message, e2e.PlainBatchfs, "restart", m.Dir)
 		e2e.Equal(t, "the worker after a restart that was rejected", m.Worker(t), serving)
 	}
+	e2e.NoError(t, os.Chmod(program, 0o644))
+	e2e.CheckFails(t, program+": permission denied", e2e.PlainBatchfs, "restart", m.Dir)
+	e2e.NoError(t, os.Chmod(program, 0o755))
 	next(2)
 
 	// If a worker dies, its successor serves what was mounted, whatever became of the configuration

@@ -66,6 +66,8 @@ func TestOtherPIDNamespace(t *testing.T) {
 		}
 		if dir := t.TempDir(); proc == nil { // nothing can be mounted without /proc
 			checkInside("mount -t proc proc /proc", true, "mount", "-c", config, dir)
+			e2e.CheckFails(t, "batchfs needs /proc: mount -t proc proc /proc", "unshare", "--mount", "--propagation", "private", "sh", "-c",
+				`umount -l /proc && exec "$@"`, "sh", e2e.Batchfs, "mount", "-c", config, dir)
 			e2e.Equal(t, "mounted", e2e.IsMounted(t, dir), false)
 		} else {
 			checkInside("already mounted", true, "mount", "-c", config, m.Dir)

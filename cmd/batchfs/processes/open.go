@@ -65,7 +65,9 @@ func openInChild(cmd *cobra.Command, mountpoint []string) (*dataset.Snapshot, []
 	// The child stays in this process group and ignores Ctrl-C. In a process group of its own, it
 	// could not read a configuration from the terminal.
 	child.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := child.Start(); err != nil {
+	if err := child.Start(); errors.Is(err, os.ErrNotExist) {
+		return nil, nil, failure.NoFUSE.Wrap(fmt.Errorf("batchfs needs /proc: mount -t proc proc /proc (%w)", err))
+	} else if err != nil {
 		return nil, nil, err
 	}
 	o, err := lastMessage(out)
