@@ -146,9 +146,15 @@ func TestConfigErrors(t *testing.T) {
 
 		// Invalid TOML.
 		{"\nseed: 7", `config.toml:2: expected`},
-		{"[batch]\norder = random", `config.toml:2: expected value but found "random" instead`},
+		{"[batch]\norder = random", `config.toml:2: expected value but found "random" instead; strings need quotes: order = "random"`},
+		{"[batch]\r\n shuffle_block=64MiB \r\nseed = 1", `config.toml:2: expected a top-level item to end with a newline, comment, or EOF, but got 'M' instead; ` +
+			`strings need quotes: shuffle_block = "64MiB"`},
+		{"[mount]\nmode = 0440", `config.toml:2: Invalid integer "0440": cannot have leading zeroes; strings need quotes: mode = "0440"`},
+		{"[mount]\nallow_other = True", `config.toml:2: expected value but found "True" instead; write allow_other = true`},
 		{"a = [\n\n", `config.toml:2: unexpected EOF`},
-		{"[batch]\nseed = 1\nseed = 2", `config.toml:3: Key 'batch.seed' has already been defined`},
+		{"[batch]\nseed = 1\nseed = 2", `config.toml:3: Key 'batch.seed' has already been defined.`},
+		{"[batch]\nseed = .5", `config.toml:2: floats must start with a digit, not '.'`},
+		{"[memory]\nbudget = '1GiB'", `config.toml:2: memory.budget: must be a whole number from 16777216 to 1099511627776, in bytes (got "1GiB")`},
 	} {
 		wantError(t, test.want, test.text)
 	}

@@ -51,8 +51,10 @@ func parse(name, text string) (*document, error) {
 	if errors.As(err, &syntax) {
 		// Count the lines up to Position.Start, because the decoder's own line number is that of
 		// the end of a multi-line string, and one too low at the end of the text.
-		line := 1 + strings.Count(text[:min(max(syntax.Position.Start, 0), len(text))], "\n")
-		return nil, fmt.Errorf("%s:%d: %s", name, line, syntax.Message)
+		before := text[:min(max(syntax.Position.Start, 0), len(text))]
+		line := 1 + strings.Count(before, "\n")
+		begin, _, _ := strings.Cut(text[strings.LastIndex(before, "\n")+1:], "\n")
+		return nil, fmt.Errorf("%s:%d: %s%s", name, line, syntax.Message, quotingHint(begin))
 	}
 	seen := map[string]bool{} // meta.Keys repeats the keys of an array of tables for each table
 	for _, k := range meta.Keys() {
@@ -62,6 +64,20 @@ func parse(name, text string) (*document, error) {
 		}
 	}
 	return d, err
+}
+
+// quotingHint returns a hint for the end of a syntax error in a line such as order = shuffle, or "".
+func quotingHint(line string) string {
+	key, value, _ := strings.Cut(line, "=")
+	key, value = strings.TrimSpace(key), strings.TrimSpace(value)
+	_, err := toml.Decode("x = "+value, new(map[string]any))
+	switch lower := strings.ToLower(value); {
+	case err == nil || key == "" || value == "" || strings.ContainsAny(value, "\"'“”[]{},=#"), strings.Trim(value, "0123456789") == ".":
+		return ""
+	case lower == "true" || lower == "false":
+		return fmt.Sprintf("; write %s = %s", key, lower)
+	}
+	return fmt.Sprintf("; strings need quotes: %s = %q", key, value)
 }
 
 // parseSet parses a --set argument. A value that is not valid TOML is taken as a string, so strings

@@ -99,6 +99,8 @@ var topTable = table{name: "front of all tables", keys: []key{
 		help:      "An empty directory; batchfs mount MOUNTPOINT overrides it."},
 }}
 
+const inBytes = "in bytes"
+
 const maxRowsReason = "so that numbers of rows fit in 64 bits"
 
 var batchTable = table{name: "[batch]", help: "What a batch contains. These keys apply to all splits. " +
@@ -294,10 +296,10 @@ var memoryTable = table{name: "[memory]", help: "How token files are read. These
 	{name: "ahead", effect: OnNothing, initial: 2, valueType: wholeNumber(func(c *Memory) *int { return &c.PrefetchBatches }, 0, 1024),
 		help: "The number of batches to prefetch for each reader that reads in order. Raise it for a slow disk or store. " +
 			"With 0, nothing is prefetched, and the batches are the same."},
-	{name: "ahead_bytes", effect: OnNothing, advanced: true, initial: 64 << 20, valueType: wholeNumber(func(c *Memory) *int64 { return &c.PrefetchBytes }, 0, 1<<40),
+	{name: "ahead_bytes", effect: OnNothing, advanced: true, initial: 64 << 20, valueType: wholeNumber(func(c *Memory) *int64 { return &c.PrefetchBytes }, 0, 1<<40).because(inBytes),
 		help: "The memory for all prefetched batches, in bytes; at most half of budget is used. Raise it, and budget, " +
 			"for large batches or many readers."},
-	{name: "budget", effect: OnNothing, initial: 128 << 20, valueType: wholeNumber(func(c *Memory) *int64 { return &c.Budget }, 16<<20, 1<<40),
+	{name: "budget", effect: OnNothing, initial: 128 << 20, valueType: wholeNumber(func(c *Memory) *int64 { return &c.Budget }, 16<<20, 1<<40).because(inBytes),
 		help: "The memory that the serving process may use for its readers, in bytes. It uses about 20 MiB more. " +
 			"Raise it for many readers of large batches. Readers beyond it have to wait."},
 }}
@@ -349,10 +351,10 @@ var storeTable = table{name: "[store]", help: "Object storage, for tokens named 
 	{name: "cache_shared", effect: OnNothing, advanced: true, initial: false, valueType: boolean(func(c *Store) *bool { return &c.CacheShared }),
 		help: "Whether the group of cache_dir may use it too. Set it if the members of the group trust each other. " +
 			"The directory then has mode 2770."},
-	{name: "cache_bytes", effect: OnNothing, initial: 64 << 30, valueType: wholeNumber(func(c *Store) *int64 { return &c.CacheBytes }, 0, 1<<50),
+	{name: "cache_bytes", effect: OnNothing, initial: 64 << 30, valueType: wholeNumber(func(c *Store) *int64 { return &c.CacheBytes }, 0, 1<<50).because(inBytes),
 		help: "The maximum size of cache_dir, in bytes. Set it to what the readers of this host need; batchfs cache status " +
 			"shows that. Blocks that do not fit are fetched again in every epoch."},
-	{name: "block_bytes", effect: OnNothing, advanced: true, initial: 4 << 20, valueType: wholeNumber(func(c *Store) *int64 { return &c.BlockBytes }, 64<<10, 1<<30),
+	{name: "block_bytes", effect: OnNothing, advanced: true, initial: 4 << 20, valueType: wholeNumber(func(c *Store) *int64 { return &c.BlockBytes }, 64<<10, 1<<30).because(inBytes),
 		help: "How much to fetch at a time, in bytes. Raise it if each request costs time or money. " +
 			"Blocks in cache_dir that have another size are not used."},
 }}

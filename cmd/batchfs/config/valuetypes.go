@@ -47,7 +47,7 @@ func wholeNumber[C any, N int | int64 | uint64](field func(*C) *N, least, most i
 	})
 }
 
-// because adds the reason for a limit to the rule.
+// because adds the reason for a limit, or its unit, to the rule.
 func (t valueType) because(reason string) valueType {
 	t.rule += ", " + reason
 	return t
