@@ -66,7 +66,8 @@ func parse(name, text string) (*document, error) {
 	return d, err
 }
 
-// quotingHint returns a hint for the end of a syntax error in a line such as order = shuffle, or "".
+// quotingHint returns a hint for the end of a syntax error in a line such as order = shuffle, or
+// "".
 func quotingHint(line string) string {
 	key, value, _ := strings.Cut(line, "=")
 	key, value = strings.TrimSpace(key), strings.TrimSpace(value)
