@@ -144,7 +144,10 @@ func TestUsageErrors(t *testing.T) {
 	for args, want := range map[string]string{
 		"unmount":                                "usage: batchfs unmount MOUNTPOINT [flags]",
 		"inspect a 1 2":                          "usage: batchfs inspect SPLIT K [flags]",
-		"mount --block-size 4":                   "unknown flag: --block-size; usage: batchfs mount [MOUNTPOINT] [flags] (--help explains it)",
+		"mount --colour 4":                       "unknown flag: --colour; usage: batchfs mount [MOUNTPOINT] [flags] (--help explains it)",
+		"mount --block-size 4":                   "unknown flag: --block-size; to set this key, use --set batch.block_size=VALUE; usage: batchfs mount [MOUNTPOINT] [flags]",
+		"cat train --allow_other":                "unknown flag: --allow_other; to set this key, use --set mount.allow_other=VALUE; usage: ",
+		"info a --block-bytes 4":                 "unknown flag: --block-bytes; usage: ",
 		"cat train --count -1":                   `--count: must be a whole number from 0 on (got "-1"); usage: `,
 		"check a --overlap 99999999999999999999": `--overlap: is out of range (got "99999999999999999999")`,
 		"plan --epochs x":                        `--epochs: must be a number (got "x"); usage: `,

@@ -21,6 +21,7 @@ import (
 
 	"batchfs/cmd/batchfs/bench"
 	"batchfs/cmd/batchfs/command"
+	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/doctor"
 	"batchfs/cmd/batchfs/plan"
 	"batchfs/cmd/batchfs/prepare"
@@ -120,13 +121,17 @@ MOUNTPOINT/README explains the files of a mount.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		var flag *pflag.NotExistError
 		var value *pflag.InvalidValueError
 		var number *strconv.NumError
 		switch {
 		case errors.As(err, &flag) && negativeNumber.MatchString(flag.GetSpecifiedShortnames()):
 			return fmt.Errorf("-%s: must be a whole number from 0 on", flag.GetSpecifiedShortnames())
+		case flag != nil && cmd.Flags().Lookup("data") != nil: // a command that reads splits
+			if key := config.KeyNamed(flag.GetSpecifiedName()); key != "" {
+				return fmt.Errorf("%w; to set this key, use --set %s=VALUE", err, key)
+			}
 		case errors.As(err, &value) && errors.As(err, &number): // which would quote strconv
 			f := value.GetFlag()
 			if errors.Is(number, strconv.ErrRange) && f.Value.Type() != "uint16" {

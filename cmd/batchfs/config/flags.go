@@ -81,6 +81,18 @@ func (f *Flags) Register(cmd *cobra.Command) {
 	cmd.MarkFlagFilename("config", "toml")
 }
 
+// KeyNamed returns the key for --set that an unknown flag seems to mean, such as batch.block_size
+// for block-size or block_size, or "".
+func KeyNamed(flag string) string {
+	name := strings.ReplaceAll(flag, "-", "_")
+	for _, t := range []*table{&batchTable, &memoryTable, &mountTable, &storeTable, &logTable} {
+		if t.find(name) != nil {
+			return strings.Trim(t.name, "[]") + "." + name
+		}
+	}
+	return ""
+}
+
 // Read reads the configuration without decoding it. If Config and Data are empty, it reads
 // config.toml in the working directory and sets Config, so that another Read reads the same file.
 // Without such a file, the error is ErrNothingNamed, unless Sets defines a split.
