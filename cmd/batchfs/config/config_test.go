@@ -201,6 +201,9 @@ func TestUnexpandedPaths(t *testing.T) {
 		wantError(t, "config.toml:2: splits.a.tokens: "+why+quoted, "[splits.a]\ntokens = ['a.bin', "+quoted+"]")
 		wantError(t, "config.toml:2: splits.a.sources.0.tokens: "+why+quoted, "[[splits.a.sources]]\ntokens = "+quoted+"\nweight = 1")
 		wantError(t, "--set store.cache_dir: "+why+quoted, train, "store.cache_dir="+path)
+		if _, err := (&Flags{Data: path}).Read(); err == nil || !strings.HasPrefix(err.Error(), "--data: "+why+quoted) {
+			t.Errorf("--data %s: %v", path, err)
+		}
 	}
 	for _, path := range []string{"/~/a.bin", "a~", "~a", "a/~", "$a", "a$HOME", "US$/a", "$1/a"} {
 		if c, err := decodeText(train, "splits.train.tokens="+path); err != nil || c.Splits[0].Tokens[0] != path {

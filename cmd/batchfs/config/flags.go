@@ -116,6 +116,9 @@ func (f *Flags) Read() (raw RawConfig, err error) {
 	if f.Data == "" {
 		return raw, nil
 	}
+	if err := CheckPath(f.Data); err != nil {
+		return raw, fmt.Errorf("--data: %w", err)
+	}
 	var remote *blob.Remote
 	if blob.IsRemote(f.Data) {
 		if remote, err = raw.remote(); err != nil {
