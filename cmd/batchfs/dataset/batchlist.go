@@ -27,9 +27,9 @@ type BatchList struct {
 	prefetcher *blockPrefetcher
 }
 
-// BatchList returns the batches for a reader without a mount. If token files change, reads fail, even
-// with on_change = "follow". If shared is not nil, it is the state of a mount of the same split, in
-// which reads are recorded.
+// BatchList returns the batches for a reader without a mount. If token files change, reads fail,
+// even with on_change = "follow". If shared is not nil, it is the state of a mount of the same
+// split, in which reads are recorded.
 func (d *Dataset) BatchList(shared *state.Shared) *BatchList { return newBatchList(d, "", shared) }
 
 func newBatchList(d *Dataset, mountpoint string, shared *state.Shared) *BatchList {

@@ -84,7 +84,7 @@ func runSupervisor(
 	isOrphaned, nohup := lostTerminal(), signal.Ignored(syscall.SIGHUP)
 	restart, stop := make(chan os.Signal, 1), make(chan os.Signal, 2)
 	signal.Notify(restart, syscall.SIGHUP)
-	signal.Notify(stop, syscall.SIGINT, syscall.SIGTERM)
+	signal.Notify(stop, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT)
 	// Each signal ends ctx or is in one of the channels, or both.
 	if command.StopNotifying(ctx); ctx.Err() != nil {
 		return command.ErrInterrupted
