@@ -58,15 +58,15 @@ func (o *options) writePlan(args []string, unitBytesGiven bool) error {
 		return err
 	}
 	o.settings.ShardTokens = 0 // each unit is one shard, also in llm.c's format
-	e, err := newEncoding(&o.settings, nil)
-	if err != nil {
-		return err
-	}
 	var tokenizer []byte
 	if _, ok := tokenizers[o.settings.By]; !ok && o.settings.By != "" {
-		if tokenizer, err = os.ReadFile(o.settings.By); err != nil {
-			return fmt.Errorf("--by: %w", err)
+		if content, err := os.ReadFile(o.settings.By); err == nil { // may be readable only once
+			tokenizer = content
 		}
+	}
+	e, err := newEncoding(&o.settings, tokenizer)
+	if err != nil {
+		return err
 	}
 	made, err := o.planToExtend(tokenizer, unitBytesGiven)
 	if err != nil {

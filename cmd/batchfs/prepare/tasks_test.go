@@ -410,10 +410,20 @@ func TestPlanHasTheTokenizer(t *testing.T) {
 	const args = "--plan plan.json a.jsonl --by llama.json --val 0"
 	prepared(t, args)
 	prepared(t, "a.jsonl --by llama.json --val 0 --out whole")
+	content, err := os.ReadFile("llama.json")
+	testfiles.NoError(t, err)
+	pipe, in, err := os.Pipe()
+	testfiles.NoError(t, err)
+	go func() { in.Write(content); in.Close() }()
+	prepared(t, fmt.Sprintf("--plan piped.json a.jsonl --by /dev/fd/%d --val 0", pipe.Fd()))
+	testfiles.NoError(t, pipe.Close())
 	testfiles.NoError(t, os.Rename("llama.json", "away.json"))
 	runTasks(t, 1, "out")
-	if got, want := taskFiles(t, "out"), taskFiles(t, "whole"); got["train_000000.bin"] != want["train.bin"] || got["vocab.json"] == "" {
-		t.Errorf("%d bytes of tokens, want %d", len(got["train_000000.bin"]), len(want["train.bin"]))
+	prepared(t, "--plan piped.json --task 0/1 --out piped")
+	for _, dir := range []string{"out", "piped"} {
+		if got, want := taskFiles(t, dir), taskFiles(t, "whole"); got["train_000000.bin"] != want["train.bin"] || dir == "out" && got["vocab.json"] == "" {
+			t.Errorf("%s: %d bytes of tokens, want %d", dir, len(got["train_000000.bin"]), len(want["train.bin"]))
+		}
 	}
 	testfiles.NoError(t, os.Rename("qwen.json", "llama.json"))
 	wantError(t, args, "--plan plan.json: was made with another tokenizer in llama.json")
