@@ -47,6 +47,7 @@ that made it must unmount it.`,
 			if m.HandedOver {
 				return endHandedOver(cmd.OutOrStdout(), m, force)
 			}
+			os.Chdir("/") // a working directory in the mount would keep it busy
 			if err := unmount(m, args[0], force); err != nil {
 				return err
 			}

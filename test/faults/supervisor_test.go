@@ -211,6 +211,15 @@ func TestGrace(t *testing.T) {
 	}
 }
 
+// unmount works in a directory of the mount if nothing else uses it.
+func TestUnmountFromWithin(t *testing.T) {
+	t.Parallel()
+	config, _ := e2e.SmallConfig(t, 1)
+	m := e2e.Mount(t, "-c", config)
+	e2e.Run(t, "env", "-C", m.Path("train"), e2e.Batchfs, "unmount", "..")
+	m.AwaitExitStatus(t, 0)
+}
+
 // unmount names the processes that use a mount. unmount --force does not wait for them.
 func TestUnmountSaysWho(t *testing.T) {
 	t.Parallel()
