@@ -68,6 +68,9 @@ func openRecorded(flags *config.Flags, path string) (b *dataset.BatchList, read 
 func configOf(flags *config.Flags, path string) (*config.Config, error) {
 	c, err := flags.Load()
 	if errors.Is(err, config.ErrNothingNamed) && strings.Contains(path, "/") {
+		if _, _, err := mount.FindContaining(path); err != nil {
+			return nil, err
+		}
 		return nil, failure.Mountpoint.Wrap(fmt.Errorf("%s: no batchfs is mounted there: %w", path, err))
 	}
 	if err != nil {
@@ -121,7 +124,7 @@ func splitInMount(flags *config.Flags, path string) (*splitMount, error) {
 	}
 	m, below, err := mount.FindContaining(path)
 	switch {
-	case err != nil:
+	case err != nil && filepath.IsAbs(path):
 		return nil, err
 	case m != nil && configured:
 		return nil, errOwnConfiguration(path)

@@ -103,6 +103,9 @@ func (m *Mounted) setSource(source string) {
 // nil.
 func listMounts(wanted func(*mountinfo.Info) bool) (all []*Mounted, err error) {
 	mounts, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) { return !wanted(i), false })
+	if errors.Is(err, os.ErrNotExist) {
+		err = fmt.Errorf("%w; as root, run: mount -t proc proc /proc", err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot list mounts: %w", err)
 	}

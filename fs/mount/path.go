@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"batchfs/internal/failure"
 )
 
@@ -62,8 +64,11 @@ func FindContaining(path string) (m *Mounted, below string, err error) {
 			continue
 		}
 		dir, err := Resolve(abs[:max(end, 1)])
+		if errors.Is(err, unix.ENOTDIR) {
+			return nil, "", nil // nothing can be mounted there
+		}
 		if err != nil {
-			return nil, "", nil // no such directory
+			return nil, "", fmt.Errorf("%s: %w", path, err)
 		}
 		if m, err := Find(dir); m != nil || err != nil {
 			if m != nil {

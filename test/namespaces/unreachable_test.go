@@ -3,6 +3,7 @@ package namespaces
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -57,5 +58,21 @@ func TestUnreachableMountpoint(t *testing.T) {
 			t.Errorf("%s: error %v, output %s, want %q", args, err, out, want)
 		}
 		e2e.NotMounted(t, closed)
+	}
+}
+
+// Commands that cannot tell whether a batchfs is mounted at a path say why, not that none is.
+func TestMountsUnknown(t *testing.T) {
+	t.Parallel()
+	e2e.NeedRoot(t, "only root may hide /proc")
+	split := filepath.Join(t.TempDir(), "closed/mnt/train")
+	e2e.NoError(t, os.MkdirAll(split, 0o700))
+	for want, prefix := range map[string][]string{
+		"no such file or directory; as root, run: mount -t proc proc /proc": {"unshare", "-m", "sh", "-c", `mount -t tmpfs none /proc && exec "$@"`, "sh"},
+		": permission denied": {"setpriv", "--reuid=65534", "--bounding-set=-all"},
+	} {
+		for _, args := range [][]string{{"why", split}, {"unmount", filepath.Dir(split)}, {"inspect", split, "1"}, {"seek", split, "1"}} {
+			e2e.CheckFails(t, want, slices.Concat(prefix, []string{e2e.Batchfs}, args)...)
+		}
 	}
 }

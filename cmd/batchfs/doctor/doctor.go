@@ -232,11 +232,7 @@ func (d *doctor) mountpoint() (string, error) {
 	if path == "" {
 		return "none named", nil
 	}
-	m, _, err := mount.FindContaining(path)
-	if err != nil {
-		return "", err
-	}
-	if m != nil {
+	if m, _, _ := mount.FindContaining(path); m != nil {
 		return Diagnose(m)
 	}
 	abs, err := processes.CheckMountpoint(d.config, "")
