@@ -37,7 +37,7 @@ of the mount's log.`,
 		Example: "  batchfs why /mnt/batches/train/rank=8,world=8/next",
 		Args:    cobra.ExactArgs(1),
 		RunE: command.Interruptible(func(cmd *cobra.Command, args []string) error {
-			m, _, err := mount.Containing(args[0])
+			m, below, err := mount.Containing(args[0])
 			if err != nil {
 				return err
 			}
@@ -48,7 +48,11 @@ of the mount's log.`,
 			size, err := tryRead(args[0])
 			switch {
 			case err != nil:
-				why := strings.TrimSuffix(reason(m, filepath.Clean(args[0]), err), fmt.Sprintf(" (%v)", err))
+				path := filepath.Clean(args[0])
+				if whole := m.Whole(); whole != nil { // a part has no status.json
+					m, path = whole, filepath.Join(whole.Mountpoint, below)
+				}
+				why := strings.TrimSuffix(reason(m, path, err), fmt.Sprintf(" (%v)", err))
 				return fmt.Errorf("%s: %s (%w)", args[0], why, err)
 			case size > maxTried:
 				printf(cmd.OutOrStdout(), "the first %s of %s can be read; try a batch for the rest, such as batch/17\n", terminal.FormatBytes(maxTried), args[0])
@@ -100,6 +104,7 @@ func reason(m *mount.Mounted, path string, failure error) string {
 	for syscall.Lstat(path, &stat) != nil && path != filepath.Dir(path) {
 		path, missing = filepath.Dir(path), filepath.Base(path)
 	}
+	missing = string([]rune(missing)) // invalid UTF-8 is replaced, as in what Unmarshal returns
 	// Compare numbers, because a path may write the settings of a sequence in many ways.
 	sequence := fs.SequenceOf(stat.Ino)
 	if errors.Is(failure, syscall.ENOENT) || errors.Is(failure, syscall.EINVAL) {

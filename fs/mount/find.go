@@ -94,6 +94,19 @@ func (m *Mounted) Current() (*Mounted, error) {
 	return mounts[0], nil
 }
 
+// Whole returns a mount here of the whole batchfs, of which m may be only a part, or nil if there
+// is none.
+func (m *Mounted) Whole() *Mounted {
+	if m.Root == "/" {
+		return m
+	}
+	mounts, _ := listMounts(func(i *mountinfo.Info) bool { return i.FSType == fsType && i.Root == "/" && i.Source == m.source })
+	if len(mounts) == 0 {
+		return nil
+	}
+	return mounts[0]
+}
+
 func (m *Mounted) setSource(source string) {
 	m.source = source
 	fmt.Sscanf(source, "batchfs:%d:%d:%d", &m.Supervisor, &m.began, &m.namespace)

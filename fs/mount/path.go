@@ -58,17 +58,16 @@ func FindContaining(path string) (m *Mounted, below string, err error) {
 	if m := FindHandedOver(abs); m != nil {
 		return m, strings.TrimPrefix(strings.TrimPrefix(abs, m.Mountpoint), "/"), nil
 	}
+	var unresolved error
 	// Look from the root down, because following a link inside a mount would touch the mount.
 	for end := 0; end <= len(abs); end++ {
 		if end < len(abs) && abs[end] != '/' {
 			continue
 		}
 		dir, err := Resolve(abs[:max(end, 1)])
-		if errors.Is(err, unix.ENOTDIR) {
-			return nil, "", nil // nothing can be mounted there
-		}
 		if err != nil {
-			return nil, "", fmt.Errorf("%s: %w", path, err)
+			unresolved = fmt.Errorf("%s: %w", path, err)
+			break
 		}
 		if m, err := Find(dir); m != nil || err != nil {
 			if m != nil {
@@ -77,11 +76,18 @@ func FindContaining(path string) (m *Mounted, below string, err error) {
 			return m, below, err
 		}
 	}
-	// A link may lead into a mount.
-	if real, err := filepath.EvalSymlinks(abs); err == nil && real != abs {
-		return FindContaining(real)
+	// A link may lead into a mount, where the rest of the path need not exist.
+	for dir, rest := abs, ""; dir != "/"; dir, rest = filepath.Dir(dir), filepath.Join(filepath.Base(dir), rest) {
+		if real, err := filepath.EvalSymlinks(dir); err == nil && real != dir {
+			return FindContaining(filepath.Join(real, rest))
+		} else if err == nil {
+			break
+		}
 	}
-	return nil, "", nil
+	if errors.Is(unresolved, unix.ENOTDIR) {
+		return nil, "", nil // nothing can be mounted there
+	}
+	return nil, "", unresolved
 }
 
 // Containing is like FindContaining, but returns an error if no batchfs mount contains the path.

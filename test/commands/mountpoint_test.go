@@ -1,6 +1,7 @@
 package commands
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -67,6 +68,14 @@ func TestMountOfOneSplit(t *testing.T) {
 	e2e.Equal(t, "the cursors", m.Cursor(t, "train")+" "+m.Cursor(t, rank), "70 80")
 	e2e.CheckFails(t, "is neither a split in the mount nor a settings directory", e2e.PlainBatchfs, "seek", filepath.Join(split, "batch"), "5")
 	e2e.CheckFails(t, "next", e2e.PlainBatchfs, "inspect", filepath.Join(split, "next"), "5")
+	link := filepath.Join(t.TempDir(), "link")
+	e2e.NoError(t, errors.Join(os.Symlink(m.Path("train"), link), os.Truncate(filepath.Join(filepath.Dir(config), "train.bin"), 1000)))
+	for path, want := range map[string]string{
+		split + "/Next": `no file is called "Next"`, split + "/rank=3/batch/0": "rank: must be below world", ranked + "/batch/x": `"x" does not begin with a batch number`,
+		split + "/batch/0": "train.bin", ranked + "/next": "train.bin", link + "/batch/x": `"x" does not begin with a batch number`, link + "/x=1/y": `unknown setting "x"`,
+	} {
+		e2e.CheckFails(t, want, e2e.PlainBatchfs, "why", path)
+	}
 }
 
 // cat and inspect end at the first signal, even while a disk does not respond.

@@ -213,6 +213,7 @@ func TestWhy(t *testing.T) {
 		"train/Next":                `no file is called "Next": there are next, next.npy`,
 		"train/seed=seven/next":     "seed: must be a whole number from 0",
 		"train/colour=red":          `unknown setting "colour"`,
+		"train/seed=\xff":           "seed: must be a whole number from 0",
 		"train/batch/01":            "01 begins with a zero: write 1",
 		"train/batch/1.txt":         `".txt" cannot follow a batch number, but .npy, .safetensors, .json or nothing can`,
 		"train/batch/next":          `"next" does not begin with a batch number`,
@@ -236,7 +237,7 @@ func TestWhy(t *testing.T) {
 		BadNames []struct{ Path, Why string } `json:"bad_names"`
 	}](t, "cat", m.Path("status.json"))
 	e2e.Equal(t, "the log file in status.json", status.Log, log)
-	e2e.Equal(t, "bad names in status.json", len(status.BadNames), 9)
+	e2e.Equal(t, "bad names in status.json", len(status.BadNames), 10)
 	for _, bad := range status.BadNames {
 		if bad.Path == "" || bad.Why == "" {
 			t.Errorf("a bad name in status.json is %+v, want a path and a reason", bad)
