@@ -252,7 +252,7 @@ func (m *Mounted) OpenedBy() (users []string) {
 		}
 	}
 	if len(users) == 0 {
-		users = append(users, "a process that this user may not inspect")
+		users = append(users, "a process that this user may not inspect, or the kernel, as for a loop device (losetup --list) or an NFS server")
 	}
 	return users
 }
