@@ -123,6 +123,10 @@ func reason(m *mount.Mounted, path string, failure error) string {
 		return filepath.Base(path) + " is a file, which has nothing below it"
 	case errors.Is(failure, syscall.ENAMETOOLONG):
 		return "no file has such a long name"
+	case errors.Is(failure, syscall.EDQUOT):
+		return "this user has as many settings directories as mount.settings_per_user allows; use fewer, or raise it and run batchfs restart"
+	case errors.Is(failure, syscall.ENOSPC):
+		return "all users together have too many settings directories; those whose cursor has moved end only with the mount: unmount and mount again"
 	case errors.Is(failure, syscall.EACCES) && !m.AllowOther:
 		return fmt.Sprintf("only user %d, who mounted it, may read it, unless it is mounted with mount.allow_other", m.Owner)
 	case errors.Is(failure, syscall.EACCES):

@@ -61,6 +61,19 @@ func TestOtherUsers(t *testing.T) {
 	}
 }
 
+// why explains that a user has too many settings directories.
+func TestSettingsPerUser(t *testing.T) {
+	t.Parallel()
+	e2e.NeedRoot(t, "only root can be several users")
+	config, _ := e2e.SmallConfig(t, 1)
+	m := e2e.Mount(t, "-c", config, "--set", "mount.allow_other=true", "--set", "mount.settings_per_user=0")
+	e2e.NoError(t, os.Chmod(filepath.Dir(m.Dir), 0o755))
+	out, err := e2e.RunAs(t, e2e.Nobody, e2e.Nobody, e2e.Batchfs, "why", m.Path("train/seed=7/next"))
+	if err == nil || !strings.Contains(out, "mount.settings_per_user") {
+		t.Errorf("error %v, output %q, want mount.settings_per_user", err, out)
+	}
+}
+
 // No file in the mount can be written, created, moved or removed.
 func TestReadOnly(t *testing.T) {
 	t.Parallel()
