@@ -104,7 +104,7 @@ func TestWrongFilesAreRejected(t *testing.T) {
 	}{
 		{"testdata/big.npy", "", guess, `is big-endian (dtype ">u2"); rewrite it: numpy.save(FILE, a.astype("uint16"))`},
 		{"testdata/fortran.npy", "", guess, "is in Fortran order (the first axis varies fastest)"},
-		{"testdata/pickled.npy", "", guess, `holds pickled Python objects (dtype "|O")`},
+		{"testdata/pickled.npy", "", guess, `holds pickled Python objects (dtype "|O"), not numbers; rewrite it: numpy.save(FILE, a.astype("uint32"))`},
 		{"testdata/structured.npy", "", guess, "has a structured dtype; write each field to a separate file"},
 		{"testdata/complex.npy", "", guess, `has dtype "<c8", but batchfs serves only [bool uint8`},
 		{"testdata/scalar.npy", "", guess, "holds a single number, not an array"},

@@ -87,9 +87,9 @@ func (h npyHeader) dtype(path string) (array.DType, error) {
 	case native != "":
 		return "", fmt.Errorf("%s is big-endian (dtype %q)"+rewrite, path, descr, native)
 	case strings.Contains(descr, "O"):
-		return "", fmt.Errorf("%s holds pickled Python objects (dtype %q), not numbers"+rewrite, path, descr, array.Uint16)
+		return "", fmt.Errorf("%s holds pickled Python objects (dtype %q), not numbers"+rewrite, path, descr, array.Uint32)
 	}
-	return "", fmt.Errorf("%s has dtype %q, but batchfs serves only %v"+rewrite, path, descr, array.DTypes(), array.Uint16)
+	return "", fmt.Errorf("%s has dtype %q, but batchfs serves only %v"+rewrite, path, descr, array.DTypes(), array.Uint32)
 }
 
 // npyLiterals and npyCommas turn the header's Python dictionary into JSON. Python 2 wrote integers
