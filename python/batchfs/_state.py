@@ -33,7 +33,11 @@ def state_at(info: dict[str, Any], step: int) -> dict[str, Any]:
     """Returns the state of a run of the split with this info.json whose next batch is step. It is the same on all ranks."""
     batch_size, world = info["batch_size"], info["world"]
     position = {"step": step, "row": step * batch_size * world, "batch_size": batch_size, "world": world}
-    return {"version": _VERSION, **position, **info["state"]}
+    settings = dict(info["state"])
+    if "too_long" in settings:
+        # torch.distributed.checkpoint loads only the keys that the current state has, such as rows.
+        settings["rows"] += "+" + settings["too_long"]
+    return {"version": _VERSION, **position, **settings}
 
 
 def step_of(info: dict[str, Any], state: Mapping[str, Any], workers: int = 0) -> int:

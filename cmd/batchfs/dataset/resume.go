@@ -90,6 +90,9 @@ var addedSettings = State{"too_long": string(sampler.Cut)}
 func (s State) complete() State {
 	all := maps.Clone(addedSettings)
 	maps.Copy(all, s)
+	if rows, tooLong, ok := strings.Cut(all.text("rows"), "+"); ok { // Python's state_at joins them
+		all["rows"], all["too_long"] = rows, tooLong
+	}
 	return all
 }
 
