@@ -692,7 +692,7 @@ class TestOtherRuns(waiting.Case):
         for state in states:
             self.assertRaisesRegex(batchfs.ArgumentError, "the state lacks|the state must be what", steps.load_state_dict, state)
         for state in ({"train": whole}, {"model": {}, "train": whole}, {"_snapshot": {}, "_steps_since_snapshot": 0}):
-            self.assertRaisesRegex(batchfs.ArgumentError, rf'the keys \["{next(iter(state))}".*\]; load what', steps.load_state_dict, state)
+            self.assertRaisesRegex(batchfs.ArgumentError, rf'the keys \["{next(iter(state))}".*\]: load what', steps.load_state_dict, state)
         self.assertEqual(steps.state_dict(), whole)
 
 

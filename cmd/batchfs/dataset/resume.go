@@ -133,7 +133,7 @@ func (s State) malformed(now State) string {
 	}
 	others := slices.DeleteFunc(slices.Sorted(maps.Keys(s)), func(key string) bool { _, ok := required[key]; return ok })
 	if n := len(others); n > 0 && n == len(s)-len(addedSettings) { // such as a whole checkpoint
-		return fmt.Sprintf("the state is not one of a split, but has the keys %q", others[:min(n, 5)])
+		return fmt.Sprintf("the state is not one of a split, but has the keys %q", others[:min(n, 5)]) + fix
 	}
 	if lacks := s.missing(required); lacks != "" {
 		return "the state lacks " + lacks + fix
