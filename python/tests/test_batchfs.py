@@ -691,7 +691,8 @@ class TestOtherRuns(waiting.Case):
         states: list[Any] = [{}, {"step": -5}, {"step": 4}, {"fingerprint": whole["fingerprint"]}, [4], None, 4]
         for state in states:
             self.assertRaisesRegex(batchfs.ArgumentError, "the state lacks|the state must be what", steps.load_state_dict, state)
-        for state in ({"train": whole}, {"model": {}, "train": whole}, {"_snapshot": {}, "_steps_since_snapshot": 0}):
+        wrapped: list[dict[str, Any]] = [{"train": whole}, {"model": {}, "train": whole}, {"_snapshot": {}, "_steps_since_snapshot": 0}]
+        for state in wrapped:
             self.assertRaisesRegex(batchfs.ArgumentError, rf'the keys \["{next(iter(state))}".*\]: load what', steps.load_state_dict, state)
         self.assertEqual(steps.state_dict(), whole)
 
