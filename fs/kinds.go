@@ -126,8 +126,8 @@ func (k kind) showsOneArray() bool { return k.batches().oneArray }
 func (k kind) isText() bool { return k.entry().text.render != nil }
 
 // isNumbered reports whether the files are batch/*, batches.*, sequence.bin or tokens.bin, which
-// change only when the tokens do, except that batch/<k>.json names sources, which a restart can
-// rename.
+// change only when the tokens do, or with what a restart can change: names of sources, and
+// batches of a mixture that nobody has read.
 func (k kind) isNumbered() bool { return k.entry().parent == batchDir || k.spansBatches() }
 
 // spansBatches reports whether the files show more than one batch: batches.*, sequence.bin and

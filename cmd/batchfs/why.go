@@ -117,7 +117,7 @@ func reason(m *mount.Mounted, path string, failure error) string {
 		}
 		return siblingNames(path)
 	}
-	// The kernel itself fails with these, whatever the last error of the sequence is.
+	// These have causes of their own, whatever the last error of the sequence is.
 	switch {
 	case errors.Is(failure, syscall.ENOTDIR):
 		return filepath.Base(path) + " is a file, which has nothing below it"

@@ -67,7 +67,8 @@ func (w *Worker) Publish(snapshot *os.File) error {
 	return fdpass.Send(w.conn, msgSnapshot, snapshot)
 }
 
-// AwaitPromotion waits until this process should serve, or returns ErrReplaced if it never should.
+// AwaitPromotion reports that this process is prepared, and waits until it should serve. It returns
+// ErrReplaced if it never should.
 func (w *Worker) AwaitPromotion() error {
 	if err := fdpass.Send(w.conn, msgPrepared, nil); err != nil {
 		return err

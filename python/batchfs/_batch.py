@@ -20,6 +20,8 @@ _ALIGNMENT = 64  # bytes
 class MissingArrayError(KeyError, AttributeError):
     """A batch has no such array."""
 
+    __str__ = Exception.__str__  # not a quoted text, as of KeyError
+
 
 class Batch(dict[str, A]):
     """The arrays of one batch, by name. Names are also attributes: ``batch["x"]`` is ``batch.x``.

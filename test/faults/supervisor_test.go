@@ -103,7 +103,7 @@ func TestRestart(t *testing.T) {
 
 	for change, message := range map[string]string{
 		"\n[batch]\nseed = 8\n":               "splits.train.seed is 1337 in the mount, and the configuration has 8",
-		"\n[splits.more]\ntokens=\"x.bin\"\n": "splits that are not mounted",
+		"\n[splits.more]\ntokens=\"x.bin\"\n": "the mount has no split more",
 		"\n[mount]\nallow_other = true\n":     "mount.allow_other is false",
 		"\nnonsense = 1\n":                    "unknown key",
 	} {

@@ -193,7 +193,7 @@ func TestSetErrors(t *testing.T) {
 // A ~ or a variable in a path is refused, because only a shell expands it, and cache_dir would
 // become a directory called ~.
 func TestUnexpandedPaths(t *testing.T) {
-	const why = "~ and variables are not expanded here, so write the path out (got "
+	const why = "~ and variables are not expanded here: write the path out (got "
 	for _, path := range []string{"~", "~/a.bin", "$HOME/a.bin", "/scratch/$USER", "/scratch/${USER}/a.bin", "$SCRATCH"} {
 		quoted := fmt.Sprintf("%q", path)
 		wantError(t, "config.toml:4: store.cache_dir: "+why+quoted, train+"[store]\ncache_dir = "+quoted)

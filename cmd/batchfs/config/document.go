@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"path/filepath"
-	"reflect"
 	"regexp"
 	"slices"
 	"sort"
@@ -158,7 +157,7 @@ func CheckPath(path string) error {
 	if !unexpanded.MatchString(path) {
 		return nil
 	}
-	return fmt.Errorf("~ and variables are not expanded here, so write the path out (got %q)", path)
+	return fmt.Errorf("~ and variables are not expanded here: write the path out (got %q)", path)
 }
 
 // line returns the number of the line, from 1, on which the statement that sets k begins.
@@ -193,7 +192,7 @@ func formatValue(v any) string {
 	case map[string]any:
 		var list []string
 		for _, name := range slices.Sorted(maps.Keys(v)) {
-			if reflect.TypeOf(v[name]).Kind() == reflect.Map {
+			if _, ok := v[name].(map[string]any); ok {
 				return "a table"
 			}
 			list = append(list, name+" = "+formatValue(v[name]))

@@ -29,13 +29,13 @@ func (c *Config) CheckRestart(old *Config) error {
 			return fmt.Errorf("splits.%s is mounted, but the configuration no longer has it; %s", oldSplit.Name, fix)
 		}
 		for i, source := range oldSplit.Sources {
-			var tokens []string
+			now := "but the configuration has no such source"
 			if i < len(split.Sources) {
-				tokens = split.Sources[i].Tokens
+				now = fmt.Sprintf("and %s in the configuration", split.Sources[i].Tokens)
 			}
-			if !slices.Equal(tokens, source.Tokens) {
-				return fmt.Errorf("%s: source %d has the files %s in the mount, and %s in the configuration; sources may only be appended: "+
-					"put it back in its place, with weight 0 to retire it, or unmount and mount again", split.MessagePrefix("sources"), i, source.Tokens, tokens)
+			if i >= len(split.Sources) || !slices.Equal(split.Sources[i].Tokens, source.Tokens) {
+				return fmt.Errorf("%s: source %d has the files %s in the mount, %s; sources may only be appended: "+
+					"put it back in its place, with weight 0 to retire it, or unmount and mount again", split.MessagePrefix("sources"), i, source.Tokens, now)
 			}
 			table := fmt.Sprintf("splits.%s.sources[%d]", oldSplit.Name, i)
 			if err := compare(table, fixed(&split.Sources[i], &sourceTable), fixed(&source, &sourceTable)); err != nil {

@@ -29,7 +29,7 @@ func TestFilesThatPeopleTry(t *testing.T) {
 		return "tokens = ['a.bin', 'b.bin']\n[[splits.a.arrays]]\nname = 'mask'\ndtype = 'uint8'\nfiles = " + files
 	}
 	for _, test := range []struct{ text, want string }{
-		{"tokens = '" + dir + "/floats.npy'", dir + `/floats.npy holds float32 of shape [3], not tokens; set layout = "rows", or, if these are tokens, rewrite them: numpy.save(FILE, a.reshape(-1).astype("uint32"))`},
+		{"tokens = '" + dir + "/floats.npy'", dir + `/floats.npy holds float32 of shape [3], not tokens; set layout = "rows", or, if these are tokens, all of them whole numbers, rewrite them: numpy.save(FILE, a.reshape(-1).astype("uint32"))`},
 		{"tokens = 'pages.bin'\ntoken_dtype = 'uint16'\nshape = [10]", abs(t, "pages.bin") + ` holds uint16 of shape [10], not tokens; set layout = "rows", or, if these are tokens, make a list of them: numpy.save(FILE, a.reshape(-1))`},
 		{"tokens = '" + dir + "/big.npy'", dir + `/big.npy is big-endian (dtype ">u2")`},
 		{"tokens = '" + dir + "/a1.npy'\ntoken_dtype = 'uint32'", dir + "/a1.npy: its numbers are uint16, according to the npy file itself, but token_dtype says uint32"},

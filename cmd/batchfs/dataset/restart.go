@@ -13,6 +13,7 @@ import (
 	"batchfs/cache/localfile"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/fs/state"
+	"batchfs/sampler"
 )
 
 // ForRestart reads the configuration again and returns a snapshot with it. It changes the working
@@ -175,7 +176,7 @@ func (c *ScheduleCheck) Run() error {
 	return nil
 }
 
-// difference compares the schedules of a path. It opens the token files only once.
+// difference compares the schedules of a path, each path only once.
 func (c *ScheduleCheck) difference(path string) (d scheduleDifference, err error) {
 	if d, ok := c.found[path]; ok {
 		return d, nil
@@ -192,4 +193,50 @@ func (c *ScheduleCheck) difference(path string) (d scheduleDifference, err error
 	d.hosts, d.block = uint64(old.Sequence.Hosts()), uint64(old.Sequence.BlockSize)
 	c.found[path] = d
 	return d, nil
+}
+
+// ScheduleSettings returns the settings of a sequence of the split that has the same schedule as d.
+// They are equal for all sequences with the same block_size, layout, shuffle_block and number of
+// hosts, and empty for a sequence of a single source (source=NAME): a restart that changes its
+// max_epochs can change only where it ends.
+func (d *Dataset) ScheduleSettings() string {
+	s := d.Split
+	if s.Only > 0 {
+		return ""
+	}
+	settings, inPath := map[string]any{}, s.Values()
+	for _, key := range config.KeysOn(config.OnRows, config.OnBytes) {
+		if value, ok := inPath[key]; ok {
+			settings[key] = value
+		}
+	}
+	// A single rank reads all rows of its host. Their order and dtype make no difference.
+	settings["batch_size"], settings["rank"], settings["world"], settings["local_world"] = 1, 0, d.Sequence.Hosts(), 1
+	settings["shuffle_block"] = s.ShuffleBlock
+	delete(settings, "seed")
+	delete(settings, "dtype")
+	if s.ShuffleBlock == 0 { // shuffle_block needs order = "shuffle"
+		delete(settings, "order")
+	}
+	return config.JoinSettings(settings)
+}
+
+// keepSizes makes batches.* and tokens.bin as long as under the settings of the mount, because the
+// kernel and readers remember the sizes of files. mounted is nil if no schedule has changed.
+func (d *Dataset) keepSizes(mounted *sampler.Settings) (err error) {
+	if mounted == nil {
+		return nil
+	}
+	if d.mounted, err = d.newSequence(sourcesIn(mounted), *mounted, nil); err == nil {
+		err = d.countSteps()
+	}
+	return err
+}
+
+// sourcesIn returns the number of sources for which a sequence has settings.
+func sourcesIn(s *sampler.Settings) int {
+	if s.Stages != nil {
+		return len(s.Stages[0].Weights)
+	}
+	return len(s.Weights)
 }

@@ -132,8 +132,8 @@ func (s State) malformed(now State) string {
 		required[key] = nil
 	}
 	others := slices.DeleteFunc(slices.Sorted(maps.Keys(s)), func(key string) bool { _, ok := required[key]; return ok })
-	if n := len(others); n > 0 && n == len(s)-len(addedSettings) { // such as a whole checkpoint
-		return fmt.Sprintf("the state is not one of a split, but has the keys %q", others[:min(n, 5)]) + fix
+	if _, ok := s["row"]; !ok && len(others) > 0 { // such as a whole checkpoint
+		return fmt.Sprintf("the state is not one of a split, but has the keys %q", others[:min(len(others), 5)]) + fix
 	}
 	if lacks := s.missing(required); lacks != "" {
 		return "the state lacks " + lacks + fix

@@ -210,8 +210,8 @@ func (w *watcher) awaitPass(cancel <-chan struct{}) {
 	w.mu.Unlock()
 }
 
-// tryPass calls pass. A panic, for example because of a malformed file, becomes the split's error;
-// otherwise, every new worker would panic.
+// tryPass calls pass. A panic, for example because of a malformed file, becomes the error of files
+// with several batches; otherwise, every new worker would panic.
 func (w *watcher) tryPass() {
 	defer func() {
 		if p := recover(); p != nil {

@@ -75,7 +75,11 @@ func (p *plan) valStart(size int64) (int64, error) {
 	// This is like nanoGPT's int(n*0.9), because 1-0.1 is exactly 0.9.
 	train := int64(float64(size) * (1 - p.settings.Val))
 	if train == 0 || train == size {
-		return 0, fmt.Errorf("--val: %v of %d tokens leaves %d for train and %d for val: add text or use another fraction", p.settings.Val, size, train, size-train)
+		unit := "characters"
+		if p.encoding.anyBytes {
+			unit = "bytes"
+		}
+		return 0, fmt.Errorf("--val: %v of %d %s leaves %d for train and %d for val: add text or use another fraction", p.settings.Val, size, unit, train, size-train)
 	}
 	in := p.inputs[0]
 	start, err := in.offsetOf(train, p.encoding.anyBytes)

@@ -166,9 +166,9 @@ func (p *plan) singleFiles() (names []string) {
 	return names
 }
 
-// removedFiles returns the files of an earlier run that publish must remove from DIR, because no
+// filesToRemove returns the files of an earlier run that publish must remove from DIR, because no
 // new file has the same name.
-func (o *options) removedFiles(work *workDir, p *plan) ([]string, error) {
+func (o *options) filesToRemove(work *workDir, p *plan) ([]string, error) {
 	stale, err := o.staleFiles(p)
 	if err != nil {
 		return nil, err

@@ -50,12 +50,12 @@ func newField(path string, mask byte) field {
 	return f
 }
 
-var condition = regexp.MustCompile(`\[[^\[\].=]*=[^\]]*\]`)
+var conditionPattern = regexp.MustCompile(`\[[^\[\].=]*=[^\]]*\]`)
 
 // splitOutside splits a path, or a list of paths, at each separator that is not in a condition,
 // such as [model=gpt-3.5].
 func splitOutside(text string, separator byte) (parts []string) {
-	conditions := append(condition.FindAllStringIndex(text, -1), []int{len(text), len(text)})
+	conditions := append(conditionPattern.FindAllStringIndex(text, -1), []int{len(text), len(text)})
 	begin, i := 0, 0
 	for _, c := range conditions {
 		for ; i < c[0]; i++ {
@@ -167,7 +167,7 @@ func (f field) follow(value jsontext.Value, depth int, other func([]byte, jsonte
 		var names []string
 		member(value, f.path[depth].name, func(name []byte, _ jsontext.Value) { names = append(names, string(name)) })
 		hint := ""
-		if list, _, ok := strings.Cut(f.path[depth].name, "["); ok {
+		if list, _, ok := strings.Cut(f.path[depth].prefix, "["); ok && list != "" {
 			hint = fmt.Sprintf("; for the elements of a list, write %s.* or, for some of them, %[1]s[role=user]", list)
 		}
 		err = unusable("has no field "+f.path[depth].prefix, fmt.Sprintf(": choose one with %s; there are %q%s", f.options, names[:min(20, len(names))], hint))

@@ -417,7 +417,7 @@ func TestPrepareIndexOfShards(t *testing.T) {
 // Bash does not expand the ~ in --out=~/tokens.
 func TestPrepareUnexpandedOutput(t *testing.T) {
 	writeFilesHere(t, map[string]string{"a.txt": "to be"})
-	wantError(t, "a.txt --by byte --out=~/tokens", `--out: ~ and variables are not expanded here, so write the path out (got "~/tokens")`)
+	wantError(t, "a.txt --by byte --out=~/tokens", `--out: ~ and variables are not expanded here: write the path out (got "~/tokens")`)
 	if _, err := os.Stat("~"); !os.IsNotExist(err) {
 		t.Errorf("prepare made a directory ~ (error %v)", err)
 	}

@@ -1,7 +1,7 @@
 // Package prepare implements the command batchfs prepare, which turns text into token files.
 //
 // A [plan] determines what is read and which tokens are written. A [reader] cuts the inputs into
-// chunks of about 128 KiB. Each [encodeWorker] takes the documents from chunks and encodes them
+// chunks of about 64 to 128 KiB. Each [encodeWorker] takes the documents from chunks and encodes them
 // with a [tokenizer]. A [writer] appends the tokens, in the order of the inputs, to the shards of
 // train and val, and regularly saves a [checkpoint], from which an interrupted run continues.
 //
@@ -330,7 +330,7 @@ func (o *options) makeFiles(ctx context.Context, p *plan, work *workDir, s *chec
 	if err := create(work.dir, manifestName, func(out *bufio.Writer) error { return manifest.Write(out) }); err != nil {
 		return err
 	}
-	if s.Stale, err = o.removedFiles(work, p); err != nil {
+	if s.Stale, err = o.filesToRemove(work, p); err != nil {
 		return work.keepFiles(err)
 	}
 	s.Complete = true

@@ -221,8 +221,8 @@ func TestPrepareErrors(t *testing.T) {
 		want string
 	}{
 		"invalid":         {"é\xff", "a", "a: not valid UTF-8 at byte 2: convert it to UTF-8, or use --invalid replace or skip, or --by byte"},
-		"empty":           {"", "a", "--val: 0.1 of 0 tokens leaves 0 for train and 0 for val: add text"},
-		"short":           {"x", "a", "--val: 0.1 of 1 tokens leaves 0 for train and 1 for val: add text"},
+		"empty":           {"", "a", "--val: 0.1 of 0 characters leaves 0 for train and 0 for val: add text"},
+		"short":           {"x", "a", "--val: 0.1 of 1 characters leaves 0 for train and 1 for val: add text"},
 		"no val":          {"abc", "a --val 1e-17", "leaves 3 for train and 0 for val"},
 		"missing":         {"abc", "b", "b: no such file"},
 		"glob":            {"abc", "a *.txt", "*.txt: matches no file"},

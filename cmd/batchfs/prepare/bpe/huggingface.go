@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -31,8 +32,10 @@ func Open(path string) (*Tokenizer, error) {
 	switch {
 	case errors.Is(err, syscall.EISDIR):
 		return nil, fmt.Errorf("%s: is a directory: give the path of the tokenizer.json or tekken.json in it", path)
-	case err != nil:
+	case errors.Is(err, fs.ErrNotExist):
 		return nil, fmt.Errorf("%w: use gpt2, cl100k, o200k or the path of a tokenizer.json or tekken.json; hf download MODEL tokenizer.json prints that of a model of the Hugging Face Hub", err)
+	case err != nil:
+		return nil, err
 	}
 	return Parse(path, raw)
 }
@@ -44,12 +47,12 @@ func Parse(path string, raw []byte) (*Tokenizer, error) {
 	// Decoding fails for other models, whose vocab has a different type.
 	other := f.Model.Type != "" && f.Model.Type != "BPE"
 	switch {
+	case bytes.HasPrefix(raw, []byte("version https://git-lfs.")):
+		return nil, fmt.Errorf("%s: is a pointer of Git LFS, not the file itself: fetch that with git lfs pull", path)
 	case err != nil && tiktokenRank.Match(raw):
 		return nil, fmt.Errorf("%s: has the tokens of a tiktoken encoding, but not its expression: give the tokenizer.json of the same model; cl100k_base is --by cl100k, and o200k_base is --by o200k", path)
 	case err != nil && (isSentencePieceModel(raw) || filepath.Ext(path) == ".model"):
 		return nil, sentencePieceModelError(path)
-	case bytes.HasPrefix(raw, []byte("version https://git-lfs.")):
-		return nil, fmt.Errorf("%s: is a pointer of Git LFS, not the file itself: fetch that with git lfs pull", path)
 	case err == nil && f.Model.Type == "" && f.Model.Vocab == nil && f.Config.Pattern == "":
 		return nil, fmt.Errorf("%s: not a tokenizer.json of Hugging Face, because it has no model: give the tokenizer.json of the same model", path)
 	case err != nil && !other:
@@ -230,7 +233,7 @@ func (f *tokenizerFile) checkIDs() error {
 	tokens := make(map[uint32]string, len(f.Model.Vocab))
 	for text, id := range f.Model.Vocab {
 		if other, ok := tokens[id]; ok {
-			return fmt.Errorf("model.vocab: %q and %q have the same id, %d: give one of them another", min(text, other), max(text, other), id)
+			return fmt.Errorf("model.vocab: %q and %q have the same id, %d: use the tokenizer.json of the model as published", min(text, other), max(text, other), id)
 		}
 		tokens[id] = text
 	}
