@@ -147,12 +147,14 @@ func TestChats(t *testing.T) {
 				t.Errorf("it said %s, want only Mistral's system messages to be ignored, and all turns to end", said)
 			}
 			if family == "chatml" {
-				unended := strings.ReplaceAll(chatML, `{{ message.content + "<|im_end|>" }}{% endgeneration %}`, `{{ message.content }}{% endgeneration %}{{ "<|im_end|>" }}`)
-				e2e.Write(t, filepath.Join(chats.model, "chat_template.jinja"), unended)
-				e2e.NoError(t, os.RemoveAll(chats.data))
+				const turn = `{{ message.content + "<|im_end|>" }}{% endgeneration %}`
 				chat := e2e.Write(t, filepath.Join(t.TempDir(), "chat.jsonl"), `{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}`)
-				if said := e2e.Must(chats.prepare(t, chat).Output())(t); !strings.Contains(string(said), "so a model would not learn to stop") {
-					t.Errorf("it said %s, want that turns do not end with a special token", said)
+				for tagged, stops := range map[string]bool{`{{ message.content }}{% endgeneration %}{{ "<|im_end|>" }}`: false, `{{ message.content + "<|im_end|>\n" }}{% endgeneration %}`: true} {
+					e2e.Write(t, filepath.Join(chats.model, "chat_template.jinja"), strings.ReplaceAll(chatML, turn, tagged))
+					e2e.NoError(t, os.RemoveAll(chats.data))
+					if said := e2e.Must(chats.prepare(t, chat).Output())(t); strings.Contains(string(said), "so a model would not learn to stop") == stops {
+						t.Errorf("%s: it said %s, want that a model would learn to stop: %v", tagged, said, stops)
+					}
 				}
 			}
 			if family == "qwen" || e2e.InSoak() { // training is the same with every template
