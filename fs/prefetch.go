@@ -58,6 +58,9 @@ type batchBuffer struct {
 	sent         atomic.Int64 // bytes sent; notRequested before the first request
 }
 
+// isUnsent reports whether no byte of a batch that is being read has been sent.
+func (b *batchBuffer) isUnsent() bool { return b.sent.Load() == 0 }
+
 const (
 	noNumber     = MaxBatches // number of an empty buffer
 	notRequested = -1

@@ -93,6 +93,7 @@ func (t *tree) HandleRead(
 		}
 		return nil, fuse.EINVAL
 	}
+	// The content of files of batches is a batchContent.
 	reply, err := k.entry().content.read(t, readRequest{in, i, waited, buf, cancel})
 	if err != nil {
 		return nil, t.FailRequest(in.Unique, in.NodeId, err)
@@ -333,7 +334,7 @@ func (c batchContent) getBytes(t *tree, part filePart, timer state.ReadTimer, bu
 	switch {
 	case r.buffer == nil && len(rest) > 0:
 		err = readByteRanges(part.list, rest, part.batch, off, from, size)
-	case r.buffer == nil, part.off == 0, r.buffer.sent.Load() == 0:
+	case r.buffer == nil, part.off == 0, r.buffer.isUnsent():
 		// The reply is a header, or the beginning of a prefetched batch. As no token file is read,
 		// nothing else notices that it has changed.
 		err = part.list.Check(part.batch)
