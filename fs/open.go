@@ -72,12 +72,12 @@ func (t *tree) batchOf(i inode) uint64 {
 	return i.firstBatch()
 }
 
-// refreshToOpen is like refresh, but fails with state.ErrEnded if the file's batch is beyond the
+// refreshToOpen is like refresh, but fails with state.EndedError if the file's batch is beyond the
 // last one.
 func (t *tree) refreshToOpen(i inode, cancel <-chan struct{}) (BatchList, error) {
 	b, err := t.refresh(i, cancel)
 	if err == nil && t.batchOf(i) >= b.Spec().Batches {
-		err = state.ErrEnded(b.Spec().Batches)
+		err = state.EndedError(b.Spec().Batches)
 	}
 	return b, err
 }

@@ -58,6 +58,54 @@ func (f *File) visitUnchanged(fd int, old Stamp, ranges []Range, visit func(int,
 	return err
 }
 
+// ReadSample reads a sample, and then checks that the file has not changed; see blob.Blob.
+func (f *File) ReadSample(blocks int64, visit func(off int64, block []byte)) (s Sample, err error) {
+	old := f.Stamp()
+	fd, err := f.open()
+	if err != nil {
+		return s, err
+	}
+	defer unix.Close(fd)
+	s, err = NewSample(descriptor(fd), f.size, blocks, visit)
+	if changed := f.checkUnchanged(fd, old); changed != nil {
+		return s, changed
+	}
+	return s, err
+}
+
+// checkUnchanged compares the open file with its earlier stamp. If they match after a read, the
+// file did not change during it.
+func (f *File) checkUnchanged(fd int, old Stamp) error {
+	current, err := stampOf(fd, f.Path())
+	if err == nil && current != old {
+		err = f.adopt(fd, old, current)
+	}
+	return err
+}
+
+// adopt makes current the stamp of f if the open file has the same size, modification time and
+// sample, and otherwise returns a ChangedError. The device and inode of an unchanged file may
+// differ: sshfs numbers files anew, a new mount changes the number of a device, and a copy may
+// replace a file.
+func (f *File) adopt(fd int, old, current Stamp) error {
+	if !old.isRenumberedAs(current) {
+		return compareStamps(f.Path(), old, current)
+	}
+	sum, err := NewSample(descriptor(fd), f.size, f.sample.Blocks, func(int64, []byte) {})
+	if err != nil {
+		return f.pathError("read", err)
+	}
+	again, err := stampOf(fd, f.Path())
+	if err != nil {
+		return err
+	}
+	if again != current || sum != f.sample {
+		return compareStamps(f.Path(), old, again)
+	}
+	f.stamp.Store(&current)
+	return nil
+}
+
 // remapping is held by the read that maps a file under Remap. An address space has one lock, and
 // each munmap interrupts every processor that runs a thread of the process, so concurrent mappings
 // are slower than one at a time. Other reads use pread and do not wait, even if a page fault hangs

@@ -25,9 +25,9 @@ stay open, mappings stay valid, and no read fails (before Linux 6.9, readers mus
 open their files again).
 
 If the new configuration would change a batch or a file of the mount, it is rejected
-and the old worker keeps serving. However, a mixture can get other stages, max_epochs
-and further sources, provided that no row that was read or prefetched changes. The
-command also fails if a split cannot be read after the restart.
+and the old worker keeps serving. However, a mixture can get other weights, stages,
+max_epochs and further sources, provided that no row that was read or prefetched
+changes. The command also fails if a split cannot be read after the restart.
 
 Sending SIGHUP to the supervisor of the mount does the same, unless it has lost its
 terminal, which ends the mount, or does nothing with nohup.`,

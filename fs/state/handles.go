@@ -246,8 +246,8 @@ var ErrRanges = fmt.Errorf("a batch of next was read in more than %d separate ra
 var ErrOutdated = fmt.Errorf("the token files changed while they were read: open the file again, "+
 	"or read next from its beginning (%w)", syscall.ESTALE)
 
-// ErrEnded returns the error of a read beyond the last batch of a sequence.
-func ErrEnded(batches uint64) error {
+// EndedError returns the error of a read beyond the last batch of a sequence.
+func EndedError(batches uint64) error {
 	if batches == array.MaxBatches {
 		return errLastNumber
 	}
@@ -274,7 +274,7 @@ var errClosed = fmt.Errorf("the handle was closed (%w)", syscall.ESTALE)
 // reply is sent. All requests into which the kernel cuts a read(2) get the same batch, whatever
 // other threads read from the handle in the meantime.
 //
-// The error is ErrOutdated, ErrRanges, ErrShared, ErrEnded, ESTALE if the handle is closed, or
+// The error is ErrOutdated, ErrRanges, ErrShared, EndedError, ESTALE if the handle is closed, or
 // ErrAbandoned if cancel is closed, which must happen before an abandoned request's Rollback.
 func (h *Handles) AssignBatch(r ReadRequest, cancel <-chan struct{}) (k uint64, err error) {
 	h.mu.Lock()
@@ -401,10 +401,10 @@ func (h *Handles) recordAssignment(id, number uint64, version Version) *assignme
 }
 
 // takeNumber assigns the next number to a handle. If the worker dies after it has moved the cursor,
-// NewHandles completes the assignment. The error is ErrShared or ErrEnded.
+// NewHandles completes the assignment. The error is ErrShared or EndedError.
 func (h *Handles) takeNumber(s *slot, state handleState, r ReadRequest) error {
 	if h.sequenceOf(s).Next() >= r.Batches {
-		return ErrEnded(r.Batches)
+		return EndedError(r.Batches)
 	}
 	if state != empty && s.wouldInterrupt(r) {
 		rest := ReadRequest{FH: r.FH, Thread: s.cutThread.Load(), Version: s.version(), FileRange: FileRange{Off: int64(s.cutOffset.Load())}}

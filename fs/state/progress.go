@@ -88,7 +88,8 @@ func (s *Shared) splitNumber(name string) int {
 	return 0
 }
 
-// describing lets one goroutine at a time write the fields of a Furthest that describe a batch.
+// describing lets one goroutine of this process at a time write the fields of a Furthest that
+// describe a batch. They are for messages, and may be mixed if batchfs cat writes them, too.
 var describing sync.Mutex
 
 // Record records that the first rows of the schedule are being read, the last of them as part of a

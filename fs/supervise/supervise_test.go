@@ -19,6 +19,7 @@ import (
 
 	"batchfs/fs/mount"
 	"batchfs/fs/state"
+	"batchfs/internal/fdpass"
 	"batchfs/internal/process"
 	"batchfs/internal/require"
 	"batchfs/internal/testwait"
@@ -51,6 +52,8 @@ func runWorker(behavior string) {
 		time.Sleep(time.Hour)
 	case "have no thread":
 		os.Exit(2)
+	case "publish nothing": // as if the supervisor had no free descriptor
+		fdpass.Send(w.conn, msgSnapshot, nil)
 	case "publish", "publish, then end":
 		snapshot, err := os.CreateTemp("", "snapshot")
 		if err != nil {
@@ -257,7 +260,7 @@ func TestRestart(t *testing.T) {
 	if outcome := ask(); outcome != "" || int(r.shared.Worker.Load()) == first {
 		t.Errorf("%q, and worker %d serves after %d", outcome, r.shared.Worker.Load(), first)
 	}
-	for behavior, want := range map[string]string{"refuse": "it does not suit", "end": "the new worker exited before it was serving (exit status 0)"} {
+	for behavior, want := range map[string]string{"refuse": "it does not suit", "end": "the new worker exited before it was serving (exit status 0)", "publish nothing": errNoDescriptor.Error()} {
 		r.setBehavior(behavior)
 		serving := r.shared.Worker.Load()
 		if outcome := ask(); outcome != want || r.shared.Worker.Load() != serving {

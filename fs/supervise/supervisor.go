@@ -224,9 +224,16 @@ func (s *supervisor) run() error {
 	return errUnmounted
 }
 
+var errNoDescriptor = errors.New("the supervisor had no free descriptor to receive its snapshot")
+
 // handleMessage handles a message from a process. The zero message means that it has ended.
 func (s *supervisor) handleMessage(p *workerProcess, m message) error {
 	switch {
+	case m.text == msgSnapshot && m.file == nil:
+		if !p.isServing { // it would serve what later workers do not know
+			return s.processFailed(p, errNoDescriptor)
+		}
+		s.Log.Error("the snapshot of changed token files is lost, so another worker would have to open them again", "err", errNoDescriptor)
 	case m.text == msgSnapshot && p.isServing:
 		s.setSnapshot(m.file)
 	case m.text == msgSnapshot:
@@ -489,7 +496,7 @@ func (s *supervisor) processFailed(p *workerProcess, why error) error {
 // drainSnapshots handles the snapshots that the worker sent before it ended.
 func (s *supervisor) drainSnapshots() {
 	for len(s.worker.messages) > 0 {
-		if m := <-s.worker.messages; m.text == msgSnapshot {
+		if m := <-s.worker.messages; m.text == msgSnapshot && m.file != nil {
 			s.setSnapshot(m.file)
 		}
 	}

@@ -84,7 +84,8 @@ func (w *Worker) AwaitPromotion() error {
 // Serving reports to the supervisor that this process serves.
 func (w *Worker) Serving() error { return fdpass.Send(w.conn, msgServing, nil) }
 
-// AnswerPings answers pings until this process should exit. check must block while this process
+// AnswerPings answers pings until this process should exit: until the supervisor tells it to leave
+// or has ended. check must block while this process
 // cannot answer requests.
 func (w *Worker) AnswerPings(check func()) {
 	for {

@@ -100,9 +100,7 @@ func (p *workerProcess) listen() {
 		if err != nil {
 			break
 		}
-		if text != msgSnapshot || file != nil { // file is nil if no descriptor was free
-			p.messages <- message{text, file}
-		}
+		p.messages <- message{text, file}
 	}
 	close(p.messages)
 	p.cmd.Wait()

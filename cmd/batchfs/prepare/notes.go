@@ -20,7 +20,7 @@ type notes struct {
 	// Replaced counts documents in which U+FFFD replaced invalid bytes.
 	Replaced replaced `json:"replaced"`
 	// Unusable counts lines and rows without text, by what is wrong with them, of the Lines of JSON
-	// that were read or made from rows.
+	// that were read or made from rows, without those that are not UTF-8.
 	Unusable map[string]vocabulary.LeftOut `json:"unusable,omitempty"`
 	Lines    int64                         `json:"lines,omitempty"`
 	// Special counts names of special tokens that were encoded as ordinary text.

@@ -103,7 +103,7 @@ func (l *pipeline) release(ch *chunk) {
 
 // Limits on memory, in bytes. They are variables so that tests can lower them.
 var (
-	chunkSize = 128 << 10 // text that is read and encoded at a time
+	chunkSize = 128 << 10 // text that is read at a time; a chunk has at least half of it
 	maxLine   = 64 << 20  // longest line, row, or stretch of text in which no word ends
 )
 

@@ -301,7 +301,7 @@ func (r *reader) fillToCut(s *stream, cut func(text []byte) int) (int, error) {
 			return len(r.buf), nil
 		}
 		n := cut(r.buf)
-		if n == len(r.buf) { // one more byte shows whether the input ends here
+		if n == len(r.buf) || size >= maxLine { // one more byte may end the line or the input
 			if err := r.fill(s, n+1); err != nil {
 				return 0, err
 			}

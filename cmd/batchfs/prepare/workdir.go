@@ -51,6 +51,7 @@ func openWorkDir(out string) (*workDir, error) {
 		return nil, fmt.Errorf("--out: %w", err)
 	}
 	if err := w.open(); err != nil {
+		w.out.Close()
 		return nil, fmt.Errorf("%s: %w", filepath.Join(out, workDirName), err)
 	}
 	return w, nil
@@ -74,6 +75,8 @@ func (w *workDir) open() error {
 	}
 	names, err := w.fileNames()
 	if slices.ContainsFunc(names, writerFilePattern.MatchString) {
+		w.lock.Close()
+		w.dir.Close()
 		return errors.New("belongs to an unfinished batchfs.writer: continue it in Python with resume=True, or remove the directory")
 	}
 	return err

@@ -183,7 +183,7 @@ type splitState struct {
 	units.EOTCounts       // counts of all shards
 }
 
-// shardName returns the name of the current shard. mount --data recognizes both forms.
+// shardName returns the name of the current shard. mount --data recognizes all forms.
 func (s *splitWriter) shardName() string {
 	if s.options.unit != "" {
 		return s.name + "_" + s.options.unit + s.options.format.extension
