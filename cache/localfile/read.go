@@ -137,6 +137,7 @@ func (f *File) visitRemapped(fd int, ranges []Range, visit func(int, []byte) err
 		err := f.visitWhole(fd, chunk, visit)
 		if unmapped, ok := err.(unmappedError); ok {
 			f.recordUnmapped(unmapped)
+			f.dropPages(fd, ranges[:visited]...)
 			return f.visitCopies(fd, ranges[visited:], visit)
 		}
 		if err != nil {
@@ -145,9 +146,7 @@ func (f *File) visitRemapped(fd int, ranges []Range, visit func(int, []byte) err
 		visited += len(chunk)
 	}
 	f.opts.Maps.Mapped.Add(1)
-	for _, r := range ranges { // only after munmap: mapped pages are not dropped
-		f.dropPages(fd, r)
-	}
+	f.dropPages(fd, ranges...) // only after munmap: mapped pages are not dropped
 	return nil
 }
 
@@ -329,8 +328,11 @@ func willNeed(fd int, ranges []Range) {
 	}
 }
 
-func (f *File) dropPages(fd int, r Range) {
-	if f.opts.DropPageCache {
+func (f *File) dropPages(fd int, ranges ...Range) {
+	if !f.opts.DropPageCache {
+		return
+	}
+	for _, r := range ranges {
 		from, to := r.pages()
 		unix.Fadvise(fd, from, to-from, unix.FADV_DONTNEED)
 	}

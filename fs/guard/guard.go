@@ -208,7 +208,7 @@ func (g *Guard) Read(
 	case status.Ok():
 		g.Succeeded(in, reply)
 		reply = g.splits[cost.Split].freeWhenSent(reply, buf)
-	case !status.Ok() && cost.Pages != Pages{}:
+	case cost.Pages != Pages{}:
 		time.Sleep(pageCachePause)
 	}
 	return reply, status

@@ -224,7 +224,7 @@ func (s *supervisor) run() error {
 	return errUnmounted
 }
 
-var errNoDescriptor = errors.New("the supervisor had no free descriptor to receive its snapshot")
+var errNoDescriptor = errors.New("the supervisor had no free descriptor for the snapshot of a worker: raise its limit of open files (ulimit -n), or try again")
 
 // handleMessage handles a message from a process. The zero message means that it has ended.
 func (s *supervisor) handleMessage(p *workerProcess, m message) error {
@@ -233,7 +233,7 @@ func (s *supervisor) handleMessage(p *workerProcess, m message) error {
 		if !p.isServing { // it would serve what later workers do not know
 			return s.processFailed(p, errNoDescriptor)
 		}
-		s.Log.Error("the snapshot of changed token files is lost, so another worker would have to open them again", "err", errNoDescriptor)
+		s.logLostSnapshot()
 	case m.text == msgSnapshot && p.isServing:
 		s.setSnapshot(m.file)
 	case m.text == msgSnapshot:
@@ -496,10 +496,18 @@ func (s *supervisor) processFailed(p *workerProcess, why error) error {
 // drainSnapshots handles the snapshots that the worker sent before it ended.
 func (s *supervisor) drainSnapshots() {
 	for len(s.worker.messages) > 0 {
-		if m := <-s.worker.messages; m.text == msgSnapshot && m.file != nil {
+		switch m := <-s.worker.messages; {
+		case m.text != msgSnapshot:
+		case m.file == nil:
+			s.logLostSnapshot()
+		default:
 			s.setSnapshot(m.file)
 		}
 	}
+}
+
+func (s *supervisor) logLostSnapshot() {
+	s.Log.Error("the snapshot of changed token files is lost, so another worker would have to open them again", "err", errNoDescriptor)
 }
 
 // scheduleRetry records why there is no worker and when to try again. It returns an error if none

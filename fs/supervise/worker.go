@@ -85,8 +85,7 @@ func (w *Worker) AwaitPromotion() error {
 func (w *Worker) Serving() error { return fdpass.Send(w.conn, msgServing, nil) }
 
 // AnswerPings answers pings until this process should exit: until the supervisor tells it to leave
-// or has ended. check must block while this process
-// cannot answer requests.
+// or has ended. check must block while this process cannot answer requests.
 func (w *Worker) AnswerPings(check func()) {
 	for {
 		text, _, err := fdpass.Receive(w.conn)

@@ -64,6 +64,7 @@ func TestUnreachableMountpoint(t *testing.T) {
 // Commands that cannot tell whether a batchfs is mounted at a path say why, not that none is.
 func TestMountsUnknown(t *testing.T) {
 	t.Parallel()
+	needNamespaces(t)
 	e2e.NeedRoot(t, "only root may hide /proc")
 	split := filepath.Join(t.TempDir(), "closed/mnt/train")
 	e2e.NoError(t, os.MkdirAll(split, 0o700))

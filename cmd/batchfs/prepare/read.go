@@ -301,12 +301,16 @@ func (r *reader) fillToCut(s *stream, cut func(text []byte) int) (int, error) {
 			return len(r.buf), nil
 		}
 		n := cut(r.buf)
-		if n == len(r.buf) || size >= maxLine { // one more byte may end the line or the input
-			if err := r.fill(s, n+1); err != nil {
+		// One more byte shows whether the input ends here, or the longest line does.
+		if n == len(r.buf) || n == 0 && size >= maxLine {
+			if err := r.fill(s, len(r.buf)+1); err != nil {
 				return 0, err
 			}
 			if r.ended {
 				return len(r.buf), nil
+			}
+			if n == 0 {
+				n = cut(r.buf)
 			}
 		}
 		if n > 0 || size >= maxLine {

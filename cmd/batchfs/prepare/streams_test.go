@@ -320,6 +320,16 @@ func TestPrepareTooLong(t *testing.T) {
 	}
 }
 
+// A line or a word may have exactly as many bytes as the limit.
+func TestPrepareLongest(t *testing.T) {
+	useSmallChunks(t, 1<<10, 64<<10)
+	line := `{"text": "` + strings.Repeat("x", maxLine-len(`{"text": ""}`)) + `"}`
+	for name, text := range map[string]string{"line.jsonl": line, "lines.jsonl": line + "\n" + line + "\n", "word.txt": strings.Repeat("x", maxLine)} {
+		writeFilesHere(t, map[string]string{name: text})
+		prepared(t, name+" --by pairs --val 0 --out out")
+	}
+}
+
 // A word that does not fit into memory is named, because otherwise the kernel kills the process.
 func TestPrepareLittleMemory(t *testing.T) {
 	old := memoryLimit

@@ -75,9 +75,11 @@ func (w *workDir) open() error {
 	}
 	names, err := w.fileNames()
 	if slices.ContainsFunc(names, writerFilePattern.MatchString) {
+		err = errors.New("belongs to an unfinished batchfs.writer: continue it in Python with resume=True, or remove the directory")
+	}
+	if err != nil {
 		w.lock.Close()
 		w.dir.Close()
-		return errors.New("belongs to an unfinished batchfs.writer: continue it in Python with resume=True, or remove the directory")
 	}
 	return err
 }

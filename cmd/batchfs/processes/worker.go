@@ -88,6 +88,7 @@ func runWorker(w *supervise.Worker, version string, isRestart bool) (err error) 
 		Status:  fs.Status{ProgramVersion: version, JSON: status.json, Metrics: metrics.Text},
 		Timeout: c.Mount.Timeout,
 		Promoted: func() error {
+			// First, because batchfs cat records its rows before it compares the generation.
 			w.Shared.SetScheduleGeneration(snapshot.Generation)
 			return check()
 		},
