@@ -224,7 +224,7 @@ func (p *prefetcher) claim(r *sequentialReader) *batchBuffer {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n := uint64(len(r.buffers))
-	for k := r.next; k+1 < r.next+n && k < MaxBatches; k++ {
+	for k := r.next; k+1 < r.next+n && k < r.list.Spec().Batches; k++ {
 		b := r.buffers[k%n]
 		if b.batch == k || r.isPartlySent(b, k) || !b.TryLock() {
 			continue

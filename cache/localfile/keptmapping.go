@@ -264,10 +264,21 @@ func (m *keptMapping) leave(read *keptRead, ranges []Range, drop bool) {
 	all := append(m.undropped, ranges...)
 	m.undropped = all[:0]
 	for _, r := range all {
-		if first, last := m.tablesOf(r); m.used[first] == 0 && m.used[last] == 0 {
-			read.drop = append(read.drop, r)
-		} else {
+		if m.isUsed(r) {
 			m.undropped = append(m.undropped, r)
+		} else {
+			read.drop = append(read.drop, r)
 		}
 	}
+}
+
+// isUsed reports whether a read uses a page table of a range. The caller holds mu.
+func (m *keptMapping) isUsed(r Range) bool {
+	first, last := m.tablesOf(r)
+	for t := first; t <= last; t++ {
+		if m.used[t] > 0 {
+			return true
+		}
+	}
+	return false
 }
