@@ -76,6 +76,12 @@ def write_stages(config: Path, row: int, source: str = "") -> None:
     config.write_text(f"[batch]\nbatch_size = {B}\nblock_size = {T}\n{sources}{stages}")
 
 
+def write_ending(config: Path, max_epochs: float) -> None:
+    """Writes a config.toml with a split that ends when its source has used up its max_epochs."""
+    source = f'name = "a"\ntokens = "train.bin"\nweight = 1\nmax_epochs = {max_epochs}\n'
+    config.write_text(f"[batch]\nbatch_size = {B}\nblock_size = {T}\n[[splits.train.sources]]\n{source}")
+
+
 def mounts() -> set[str]:
     lines = os.fsdecode(Path("/proc/mounts").read_bytes()).split("\n")
     return {line.split(" ")[1] for line in lines if " fuse.batchfs " in line}
@@ -1384,12 +1390,7 @@ class TestSameSequence(Place):
     def test_longer_sequence(self) -> None:
         """A run whose source is used up continues after a restart with a larger max_epochs."""
         config = self.directory / "data/mixture.toml"
-
-        def write(max_epochs: float) -> None:
-            source = f'name = "a"\ntokens = "train.bin"\nweight = 1\nmax_epochs = {max_epochs}\n'
-            config.write_text(f"[batch]\nbatch_size = {B}\nblock_size = {T}\n[[splits.train.sources]]\n{source}")
-
-        write(0.1)
+        write_ending(config, 0.1)
         with batchfs.mount(config=config) as m:
             train, unread, refreshed = (m.split("train") for _ in range(3))
             end = train.info["max_steps"]
@@ -1397,7 +1398,7 @@ class TestSameSequence(Place):
             self.assertRaisesRegex(batchfs.ReadError, f"batch {end} of .*: no batch is left.*max_epochs", train.read, end)
             steps = refreshed.steps()
             self.assertEqual(len(read_all(steps, end)), end)
-            write(0.2)
+            write_ending(config, 0.2)
             self.assertIsNone(run("restart", m.mountpoint, timeout=waiting.LIMIT)[1])
             steps.state_dict()  # reads info.json again
             piped = batchfs.Piped(["-c", str(config)]).split("train")
@@ -1412,17 +1413,12 @@ class TestSameSequence(Place):
     def test_shorter_sequence(self) -> None:
         """If a restart has made a sequence shorter, reads beyond its end say so, whether or not a file was open."""
         config = self.directory / "data/mixture.toml"
-
-        def write(max_epochs: float) -> None:
-            source = f'name = "a"\ntokens = "train.bin"\nweight = 1\nmax_epochs = {max_epochs}\n'
-            config.write_text(f"[batch]\nbatch_size = {B}\nblock_size = {T}\n[[splits.train.sources]]\n{source}")
-
-        write(0.2)
+        write_ending(config, 0.2)
         with batchfs.mount(config=config) as m:
             opened, unread = (m.split("train/source=a") for _ in range(2))
             end = opened.info["max_steps"]
             opened.read(0)
-            write(0.1)
+            write_ending(config, 0.1)
             self.assertIsNone(run("restart", m.mountpoint, timeout=waiting.LIMIT)[1])
             for split in (unread, opened):
                 self.assertRaisesRegex(batchfs.ReadError, f"batch {end - 1} of .*max_epochs", split.read, end - 1)

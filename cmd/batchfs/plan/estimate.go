@@ -278,7 +278,7 @@ func (e *Estimate) addVerdicts(c *corpus, latency float64, limits resourceLimits
 	waste := e.FirstEpoch.Bytes / used
 	add(waste <= 2, fmt.Sprintf("the store sends %s bytes for each byte that trainers read", formatCount(waste)), "few rows of a batch are in the same block: "+nearer)
 	if !math.IsInf(limits.bandwidth, 1) {
-		add(peak <= limits.bandwidth, fmt.Sprintf("a host receives up to %s/s, and --bandwidth is %s/s", formatBytes(peak), formatBytes(limits.bandwidth)),
+		add(peak <= limits.bandwidth, fmt.Sprintf("a host receives up to %s/s, and --bandwidth is %s/s", terminal.FormatBytes(peak), terminal.FormatBytes(limits.bandwidth)),
 			fill+", or "+nearer)
 	}
 	total := most * float64(c.hosts)
@@ -297,7 +297,7 @@ func (e *Estimate) addVerdicts(c *corpus, latency float64, limits resourceLimits
 	add(inFlight <= limit, fmt.Sprintf("up to %s blocks are in flight, and the limit is %s", formatCount(inFlight), formatCount(limit)), help)
 	if fits := float64(e.CacheBytes) >= e.WorkingSetBytes; fits || e.Epochs > 1 {
 		room := min(float64(e.CacheBytes)/max(e.WorkingSetBytes, 1), 1)
-		add(fits, fmt.Sprintf("the block cache holds %s of the %s that a host needs", formatPercent(room), formatBytes(e.WorkingSetBytes)), keep)
+		add(fits, fmt.Sprintf("the block cache holds %s of the %s that a host needs", formatPercent(room), terminal.FormatBytes(e.WorkingSetBytes)), keep)
 	}
 	if float64(e.MountRequests) > e.HostRequests {
 		add(false, fmt.Sprintf("a host sends more requests to open objects, %d, than to read them", e.MountRequests), "put more tokens in each object")
@@ -320,5 +320,3 @@ func (e *Estimate) advice(c *corpus) (nearer, keep, fill string) {
 		c.sequence.World, c.ranksPerHost)
 	return nearer, keep, fill
 }
-
-func formatBytes(bytes float64) string { return terminal.FormatBytes(bytes) }

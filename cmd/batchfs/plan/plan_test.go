@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"batchfs/cmd/batchfs/internal/testfiles"
+	"batchfs/cmd/batchfs/terminal"
 )
 
 // runPlan runs the command in an empty directory.
@@ -271,7 +272,7 @@ func TestUnits(t *testing.T) {
 		}
 	}
 	for bytes, want := range map[float64]string{999.9: "999 bytes", 9.2e18: "9.2 EB", 1e20: "100.0 EB", 1e24: "1.0 YB", 1e35: "100000.0 QB"} {
-		if got := formatBytes(bytes); got != want {
+		if got := terminal.FormatBytes(bytes); got != want {
 			t.Errorf("%g bytes are %s, want %s", bytes, got, want)
 		}
 	}

@@ -42,7 +42,7 @@ func (e *Estimate) print(out io.Writer) {
 		fmt.Fprintln(&text, "\nBlocks that later epochs find in the block cache, by its size")
 	}
 	for _, c := range e.Caches {
-		fmt.Fprintf(&text, "  %8s  %s %s\n", formatBytes(c.Bytes), terminal.Bar(c.Hits, 1, 40), formatPercent(c.Hits))
+		fmt.Fprintf(&text, "  %8s  %s %s\n", terminal.FormatBytes(c.Bytes), terminal.Bar(c.Hits, 1, 40), formatPercent(c.Hits))
 	}
 	fmt.Fprintln(&text)
 	for _, v := range e.Verdicts {
@@ -80,21 +80,21 @@ func (e *Estimate) printRates(out io.Writer) {
 	}
 	fmt.Fprintf(w, "%-38s\ta host\tall hosts\t\n", "")
 	line("tokens a second", float64(e.StepTokens)/hosts/e.StepSeconds, formatCount)
-	line("bytes a second that trainers read", e.ReadRate, formatBytes)
+	line("bytes a second that trainers read", e.ReadRate, terminal.FormatBytes)
 	line("blocks per step", e.StepBlocks, formatCount)
 	epoch := func(name string, traffic Traffic) {
-		line(name+": bytes a second, mean", traffic.Bytes, formatBytes)
-		line(name+": bytes a second, peak", traffic.PeakBytes, formatBytes)
+		line(name+": bytes a second, mean", traffic.Bytes, terminal.FormatBytes)
+		line(name+": bytes a second, peak", traffic.PeakBytes, terminal.FormatBytes)
 		line(name+": requests a second, mean", traffic.Requests, formatCount)
 		line(name+": requests a second, peak", traffic.PeakRequests, formatCount)
 	}
 	epoch("first epoch", e.FirstEpoch)
 	epoch("later epochs", e.LaterEpochs)
-	line("the run: bytes", e.HostFetched, formatBytes)
+	line("the run: bytes", e.HostFetched, terminal.FormatBytes)
 	line("the run: requests", e.Requests/hosts, formatCount)
 	line("the run: price", e.Price/hosts, func(v float64) string { return fmt.Sprintf("$%.2f", v) })
 	line("each mount: requests", float64(e.MountRequests), formatCount)
-	line("block cache to hold all a host needs", e.WorkingSetBytes, formatBytes)
+	line("block cache to hold all a host needs", e.WorkingSetBytes, terminal.FormatBytes)
 }
 
 // printTimeline draws the first two epochs. Later ones are like the second, unless the block cache
@@ -106,7 +106,7 @@ func (e *Estimate) printTimeline(out io.Writer) {
 	}
 	fmt.Fprintln(out, "\nBytes a second from the store to a host, up to each step, from a sample of its blocks")
 	for _, p := range parts {
-		fmt.Fprintf(out, "  %8s  %s %s\n", formatCount(float64(p.End)), terminal.Bar(p.Bytes, most, 40), formatBytes(p.Bytes))
+		fmt.Fprintf(out, "  %8s  %s %s\n", formatCount(float64(p.End)), terminal.Bar(p.Bytes, most, 40), terminal.FormatBytes(p.Bytes))
 	}
 }
 
@@ -123,8 +123,8 @@ func (e *Estimate) savePlot(path string) error {
 		}
 		charts = append(charts, line)
 	}
-	draw("Bytes a second from the store to a host", true, formatBytes, func(p Part) float64 { return p.Bytes })
+	draw("Bytes a second from the store to a host", true, terminal.FormatBytes, func(p Part) float64 { return p.Bytes })
 	draw("Requests a second of a host", true, formatCount, func(p Part) float64 { return p.Requests })
-	draw("Bytes in the block cache of a host", false, formatBytes, func(p Part) float64 { return p.Cached })
+	draw("Bytes in the block cache of a host", false, terminal.FormatBytes, func(p Part) float64 { return p.Cached })
 	return chart.Save(path, charts...)
 }

@@ -59,13 +59,12 @@ func (o *options) writePlan(args []string, unitBytesGiven bool) error {
 	}
 	o.settings.ShardTokens = 0 // each unit is one shard, also in llm.c's format
 	var tokenizer []byte
+	var unread error
 	if _, ok := tokenizers[o.settings.By]; !ok && o.settings.By != "" {
-		if content, err := os.ReadFile(o.settings.By); err == nil { // may be readable only once
-			tokenizer = content
-		}
+		tokenizer, unread = os.ReadFile(o.settings.By) // may be readable only once
 	}
-	e, err := newEncoding(&o.settings, tokenizer)
-	if err != nil {
+	e, err := newEncoding(&o.settings, tokenizer) // explains why the file cannot be read
+	if err = cmp.Or(err, unread); err != nil {
 		return err
 	}
 	made, err := o.planToExtend(tokenizer, unitBytesGiven)

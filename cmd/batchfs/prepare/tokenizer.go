@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"maps"
 	"math"
-	"os"
 	"slices"
 	"sync/atomic"
 	"unicode"
@@ -60,10 +59,6 @@ func (s *settings) openTokenizer(content []byte) (tokenizer, error) {
 		return idTokenizer(s.VocabSize), nil
 	}
 	open, ok := tokenizers[s.By]
-	if _, err := os.Stat(s.By); !ok && content == nil && errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("--by: must be char, byte, gpt2, cl100k, o200k or the path of a tokenizer.json or tekken.json (got %q): there is no such file; "+
-			"hf download MODEL tokenizer.json prints the path of that of a model of the Hugging Face Hub", s.By)
-	}
 	if !ok {
 		open = func() (tokenizer, error) { return newBPETokenizer(bpe.Open(s.By)) }
 	}
@@ -71,6 +66,10 @@ func (s *settings) openTokenizer(content []byte) (tokenizer, error) {
 		open = func() (tokenizer, error) { return newBPETokenizer(bpe.Parse(s.By, content)) }
 	}
 	t, err := open()
+	if !ok && errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("--by: must be char, byte, gpt2, cl100k, o200k or the path of a tokenizer.json or tekken.json (got %q): there is no such file; "+
+			"hf download MODEL tokenizer.json prints the path of that of a model of the Hugging Face Hub", s.By)
+	}
 	if err != nil || !s.Special && s.EOTToken == "" {
 		return t, err
 	}

@@ -175,7 +175,7 @@ func (f *tokenizerFile) newTokenizer(path string) (*Tokenizer, error) {
 	if err := load(t); err != nil {
 		return nil, err
 	}
-	if err := f.checkIDs(); err != nil {
+	if err := f.checkIDs(len(t.tokens)); err != nil {
 		return nil, err
 	}
 	pairs := make([]pair, len(m.Merges))
@@ -228,14 +228,19 @@ func (f *tokenizerFile) loadBytes(t *Tokenizer) error {
 	return nil
 }
 
-// checkIDs returns an error if two tokens of model.vocab have the same id.
-func (f *tokenizerFile) checkIDs() error {
-	tokens := make(map[uint32]string, len(f.Model.Vocab))
+// checkIDs returns an error if two tokens of model.vocab have the same id. All ids are below size.
+func (f *tokenizerFile) checkIDs(size int) error {
+	seen := make([]bool, size)
 	for text, id := range f.Model.Vocab {
-		if other, ok := tokens[id]; ok {
-			return fmt.Errorf("model.vocab: %q and %q have the same id, %d: use the tokenizer.json of the model as published", min(text, other), max(text, other), id)
+		if !seen[id] {
+			seen[id] = true
+			continue
 		}
-		tokens[id] = text
+		for other, same := range f.Model.Vocab {
+			if same == id && other != text {
+				return fmt.Errorf("model.vocab: %q and %q have the same id, %d: use the tokenizer.json of the model as published", min(text, other), max(text, other), id)
+			}
+		}
 	}
 	return nil
 }
