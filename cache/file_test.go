@@ -15,7 +15,7 @@ import (
 func TestOnlyThePagesNeeded(t *testing.T) {
 	everyAccess(t, func(t *testing.T, o Options) {
 		const size = 16 << 20
-		f, err := os.CreateTemp("/var/tmp", "") // where files have a page cache that can be dropped
+		f, err := os.CreateTemp("/var/tmp", "") // on a disk, because tmpfs cannot drop pages
 		must(t, err)
 		defer f.Close()
 		path := f.Name()

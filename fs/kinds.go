@@ -52,7 +52,7 @@ type kindEntry struct {
 	name    string
 	content content
 
-	// These are content if it has the type, and otherwise the zero value.
+	// Each of these is a copy of content if content has its type, and otherwise the zero value.
 	batches batchContent
 	text    textContent
 	// isUnlisted is set for files that are too large to copy or search.
@@ -197,7 +197,7 @@ func (i inode) firstBatch() uint64 {
 func (i inode) withVersion(v Version) inode {
 	switch {
 	case !i.kind().spansBatches() || i.kind() == sequenceFile:
-		return i&^0xe0 | inode(v%8<<5) // bits 5-7
+		return i&^0xe0 | inode(v%8<<5) // the version is in bits 5-7
 	case i.kind().showsOneArray():
 		return makeArrayInode(i.kind(), i.sequence(), i.array(), uint64(v))
 	}

@@ -64,7 +64,7 @@ func (b *batchBuffer) isUnsent() bool { return b.sent.Load() == 0 }
 const (
 	noNumber     = MaxBatches // number of an empty buffer
 	notRequested = -1
-	maxReaders   = 256 // limit on sequentialReaders that are idle
+	maxReaders   = 256 // if there are more sequentialReaders, an idle one is evicted
 )
 
 // acquireBuffer records that batch k of list is being read. If k was prefetched, it returns the
@@ -152,7 +152,7 @@ func (r *sequentialReader) discardBuffers() bool {
 		defer b.Unlock()
 	}
 	for _, b := range r.buffers {
-		b.batch = noNumber // a request may be about to send it
+		b.batch = noNumber // for a request that has found the buffer and waits for its lock
 	}
 	r.buffers = nil
 	return true

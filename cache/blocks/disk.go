@@ -50,7 +50,7 @@ type disk struct {
 	lastFailure       atomic.Pointer[error] // nil before the first failure
 	failureLogged     atomic.Bool           // whether the log reports a failure as current
 
-	sharing     sync.Mutex             // held while shareContent runs
+	sharing     sync.Mutex             // lets only one goroutine at a time run shareContent
 	mu          sync.Mutex             // guards workingSets
 	workingSets map[string]*WorkingSet // sets that this process reads, by file name
 	// unclaimed stands for the blocks in no working set. They get only room that no set needs.

@@ -49,7 +49,7 @@ of the mount's log.`,
 			switch {
 			case err != nil:
 				path := filepath.Clean(args[0])
-				if whole := m.Whole(); whole != nil { // a part has no status.json
+				if whole := m.Whole(); whole != nil { // a bind mount of a part has no status.json
 					m, path = whole, filepath.Join(whole.Mountpoint, below)
 				}
 				why := strings.TrimSuffix(reason(m, path, err), fmt.Sprintf(" (%v)", err))

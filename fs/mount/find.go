@@ -94,8 +94,8 @@ func (m *Mounted) Current() (*Mounted, error) {
 	return mounts[0], nil
 }
 
-// Whole returns a mount here of the whole batchfs, of which m may be only a part, or nil if there
-// is none.
+// Whole returns a mount of the whole batchfs in this mount namespace, or nil if there is none. m
+// may be a bind mount of a part of it.
 func (m *Mounted) Whole() *Mounted {
 	if m.Root == "/" {
 		return m

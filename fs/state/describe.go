@@ -9,8 +9,8 @@ import (
 type sequenceInfo struct {
 	fingerprint  [64]byte      // of the tokens, padded with zeros
 	epochBatches atomic.Uint64 // batches per epoch; 0 if the order has no epochs
-	stage        atomic.Uint32 // see Phase
-	failing      atomic.Bool   // see SetFailing
+	stage        atomic.Uint32 // number of the current phase
+	failing      atomic.Bool   // whether reads fail: see SetFailing
 }
 
 // Fingerprint returns the fingerprint of a sequence's tokens, or "" before Describe.
@@ -61,5 +61,5 @@ func (r *SourceRows) Weight() float64 { return math.Float64frombits(r.weight.Loa
 // Program returns the version of the serving batchfs.
 func (s *Shared) Program() string { return getText(s.mountState.program[:]) }
 
-// SetProgram sets what Program returns.
+// SetProgram records the version of the serving batchfs.
 func (s *Shared) SetProgram(version string) { setText(s.mountState.program[:], version) }

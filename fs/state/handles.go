@@ -52,7 +52,7 @@ type inFlightRead struct {
 	// takenFor is the id of the request for which the number was taken. After a seek, a handle can
 	// take the same number again.
 	takenFor uint64
-	added    bool // whether it added to the delivered ranges
+	added    bool // whether its bytes were added to the delivered ranges of the slot
 }
 
 // A handleState is the state of a handle of next. It is always computed from the handle's slot, so
@@ -162,7 +162,8 @@ func NewHandles(shared *Shared) *Handles {
 		}
 	}
 	if a := &shared.assigning; a.id.Load() != 0 {
-		// No later number was taken. This one was, if the cursor is beyond it.
+		// The worker died before it took another number. If the cursor is beyond this one, it is
+		// taken.
 		if s := h.slot(a.fh.Load()); h.sequenceOf(s).Cursor.Load() > a.number.Load() {
 			h.completeTake(s)
 		}
@@ -291,7 +292,8 @@ func (h *Handles) AssignBatch(r ReadRequest, cancel <-chan struct{}) (k uint64, 
 	return k, err
 }
 
-// assignBatch is AssignBatch without inFlight. added means inFlightRead.added.
+// assignBatch does what AssignBatch does, except that it leaves inFlight alone. added is the value
+// of inFlightRead.added.
 func (h *Handles) assignBatch(r ReadRequest) (k uint64, added bool, err error) {
 	s, state := h.slot(r.FH), h.stateOf(r.FH)
 	if state == closed {

@@ -58,7 +58,7 @@ class FileReader:
             if done != self.size:  # a read of more than a mebibyte may return a part
                 read_rest(lambda to, done: os.preadv(file.fd, to, at + done), buffers, done, self.size)
         except OSError as e:
-            self.refresh(k)  # before close, because it compares the open file with the mount
+            self.refresh(k)  # compares the open file with the mount, so close comes later
             self.close()  # after a takeover or with new tokens, the file must be opened again
             raise ReadError(self._describe(k, e)) from e
 

@@ -18,7 +18,7 @@ import (
 type document struct {
 	text string
 	name string     // path of the file; empty for --set
-	word string     // value of a --set argument that may also be a string; empty for files
+	word string     // unquoted value of --set, a string if the key needs one; empty for files
 	keys []toml.Key // all keys without duplicates, in text order
 	tree map[string]any
 }
@@ -80,8 +80,8 @@ func quotingHint(line string) string {
 	return fmt.Sprintf("; strings need quotes: %s = %q", key, value)
 }
 
-// parseSet parses a --set argument. A value that is not valid TOML is taken as a string, so strings
-// need no quotes. Whether one such as 0 is a string depends on the key.
+// parseSet parses a --set argument. Strings need no quotes: a value that is not valid TOML is taken
+// as a string, and so is any unquoted value, such as 0, if the key needs a string.
 func parseSet(arg string) (*document, error) {
 	name, value, ok := strings.Cut(arg, "=")
 	// The value is set after parsing, because a path may contain control characters and bytes that

@@ -15,7 +15,7 @@ type rowOrigin struct {
 	row      uint64 // global row number
 	epoch    uint64
 	source   int
-	phase    int // index in the list of info.json
+	phase    int // index of its phase in the stages of info.json
 	file     string
 	start    int64 // index of the row's first token in the file
 	segments []sampler.Segment
@@ -43,7 +43,7 @@ type Origins struct {
 	head    []byte // content between the batch number and the first row
 	width   int    // length of a row's line in bytes
 
-	phaseDigits int // in the number of the last phase
+	phaseDigits int // number of decimal digits of the last phase
 }
 
 const (

@@ -90,13 +90,13 @@ var addedSettings = State{"too_long": string(sampler.Cut)}
 func (s State) complete() State {
 	all := maps.Clone(addedSettings)
 	maps.Copy(all, s)
-	if rows, tooLong, ok := strings.Cut(all.text("rows"), "+"); ok { // Python's state_at joins them
+	if rows, tooLong, ok := strings.Cut(all.text("rows"), "+"); ok { // see state_at in _state.py
 		all["rows"], all["too_long"] = rows, tooLong
 	}
 	return all
 }
 
-// number returns the value of a key of the position, or of another one that cannot be negative.
+// number returns the value of a key whose values are numbers from 0 on.
 func (s State) number(key string) uint64 {
 	number, _ := s[key].(json.Number)
 	n, _ := strconv.ParseUint(number.String(), 10, 64)
@@ -124,7 +124,7 @@ func (s State) malformed(now State) string {
 		return fmt.Sprintf("the state has version %s, and this batchfs reads version %s: use the one that saved it", version, now["version"])
 	}
 	fix := ": load what state_dict() returned, as it was"
-	if _, ok := s["identity"]; ok { // of info.json, which nobody has loaded
+	if _, ok := s["identity"]; ok { // s is from info.json, not a state that someone loads
 		fix = ""
 	}
 	required := maps.Clone(now)
@@ -132,7 +132,7 @@ func (s State) malformed(now State) string {
 		required[key] = nil
 	}
 	others := slices.DeleteFunc(slices.Sorted(maps.Keys(s)), func(key string) bool { _, ok := required[key]; return ok })
-	if _, ok := s["row"]; !ok && len(others) > 0 { // such as a whole checkpoint
+	if _, ok := s["row"]; !ok && len(others) > 0 { // s may be a whole checkpoint
 		return fmt.Sprintf("the state is not one of a split, but has the keys %q", others[:min(len(others), 5)]) + fix
 	}
 	if lacks := s.missing(required); lacks != "" {
@@ -216,7 +216,7 @@ func (s State) differences(now State) (list []string) {
 		}
 		switch {
 		case may || s[key] == now[key]:
-		case key == "formats" && newTokens: // the formats have the number of tokens
+		case key == "formats" && newTokens: // the formats contain their sizes
 		case key == "formats":
 			list = append(list, "the token files are read differently (format, tensor, token_dtype, shape, or which files each source has)")
 		default:

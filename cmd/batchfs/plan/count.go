@@ -30,16 +30,16 @@ func (n *blockCounts) blockBytes() float64 { return float64(n.corpusBytes) / flo
 // for several blocks of each host.
 type memoryMiss struct {
 	step      uint64
-	firstNeed uint64 // step in which the host first needed the block
-	gap       uint64 // steps since the host last needed the block; 0 if it never did
-	blocks    float64
-	bytes     float64 // size of these blocks
+	firstNeed uint64  // step in which the host first needed the block
+	gap       uint64  // steps since the host last needed the block; 0 if it never did
+	blocks    float64 // number of blocks for which it stands
+	bytes     float64 // size of all these blocks
 }
 
 const (
 	countedRows = 20_000  // rows whose blocks are counted, in each range of steps
 	maxLookups  = 500_000 // approximate calls of Find
-	maxAsked    = 5e7     // limit of calls of Find for one block that is read in many epochs
+	maxAsked    = 5e7     // if one block needs more calls of Find, plan gives up
 )
 
 // countBlocks counts the blocks that the first steps need, from two samples: all blocks of some
@@ -82,9 +82,9 @@ func (c *corpus) countSteps(k uint64, first bool, n *blockCounts) error {
 	}
 	steps := min(max(countedRows/(c.ranksPerHost*c.sequence.BatchSize), 1), 100)
 	seen := map[block]bool{}
-	// Memory keeps the blocks that are needed soonest. A host has one memoryful, and looks ahead by
-	// another for each rank. With more than two ranks, blocks are evicted before they are used
-	// again, so count two.
+	// Memory keeps the blocks that are needed soonest. Besides the blocks in the memory of a host,
+	// each rank looks ahead by as many blocks as fit in it. With more than two ranks, blocks are
+	// evicted before they are used again, so at most two ranks count.
 	known := (1 + min(c.ranksPerHost, 2)) * c.blockOptions.MaxBuffers()
 	var perBatch, perStep, held int
 	for i := range steps {
@@ -148,7 +148,7 @@ func (c *corpus) sampleBlocks(ctx context.Context, n *blockCounts, i, column int
 	elementsPerBlock := float64(a.Len()) / float64(total)
 	epochs := float64(n.steps) * c.rowsPerStep(i) / float64(c.sources[i].windows)
 	asked := (elementsPerBlock/c.stride() + 2) * (epochs + 1)
-	if epochs > 100 && asked > maxAsked { // counting would take hours, and all memory
+	if epochs > 100 && asked > maxAsked { // counting would take hours and all memory
 		return fmt.Errorf("source %s: is read for %s epochs within %s steps, more than plan can count; lower its weight, or leave it out",
 			c.sources[i].name, formatCount(epochs), formatCount(float64(c.steps)))
 	}

@@ -114,7 +114,8 @@ func (o *options) staleFiles(p *plan) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--out: %w", err)
 	}
-	m, _ := vocabulary.Read(filepath.Join(o.dir, manifestName), nil) // a broken one lists no files
+	// A manifest that cannot be read lists no files.
+	m, _ := vocabulary.Read(filepath.Join(o.dir, manifestName), nil)
 	isListed, replaced := outputOf(m), p.singleFiles()
 	var stale []string
 	for _, e := range entries {

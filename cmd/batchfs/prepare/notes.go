@@ -19,8 +19,8 @@ type notes struct {
 	Empty   vocabulary.LeftOut `json:"empty"`
 	// Replaced counts documents in which U+FFFD replaced invalid bytes.
 	Replaced replaced `json:"replaced"`
-	// Unusable counts lines and rows without text, by what is wrong with them, of the Lines of JSON
-	// that were read or made from rows, without those that are not UTF-8.
+	// Unusable counts lines and rows without text, keyed by what is wrong with them. Lines counts
+	// all lines of JSON, read or made from rows, except those that are not UTF-8.
 	Unusable map[string]vocabulary.LeftOut `json:"unusable,omitempty"`
 	Lines    int64                         `json:"lines,omitempty"`
 	// Special counts names of special tokens that were encoded as ordinary text.
@@ -50,7 +50,7 @@ func (n *notes) add(more *notes) {
 	n.Lacking.addAll(more.Lacking)
 }
 
-// linesOrRows names the documents of inputs that hold many: one and several.
+// linesOrRows returns what the documents of inputs are called in messages: line, row, or both.
 func linesOrRows(inputs []*input) (one, several string) {
 	isRow := func(in *input) bool { return in.format.hasRows() }
 	isLine := func(in *input) bool { return in.format == jsonlFormat }
@@ -248,8 +248,8 @@ func (e *encoding) unmatched(n *notes) []field {
 	return slices.DeleteFunc(slices.Clone(e.fields), func(f field) bool { return !e.masked || !f.inList() || n.Matched[f.String()] != nil })
 }
 
-// checkMask returns an error if --mask asks for mask 1 in vain. ones is the number of tokens in
-// train that have mask 1.
+// checkMask returns an error if a part of --mask with mask 1 applies to no text, or if no token of
+// train has mask 1. ones is the number of tokens of train that have it.
 func (e *encoding) checkMask(n *notes, ones int64) error {
 	wantsOnes := func(f field) bool { return f.mask == 1 }
 	hint := ""

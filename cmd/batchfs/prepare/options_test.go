@@ -244,7 +244,7 @@ func TestPrepareRefusesDownloads(t *testing.T) {
 	}
 }
 
-// Files whose names resemble those of JSON lines are texts if they are of another format.
+// Files of other formats whose names resemble those of JSON lines, such as a.jsonc, are texts.
 func TestPrepareTextsThatResembleJSON(t *testing.T) {
 	for _, name := range []string{"a.jsonc", "a.jsonld", "a.json5", "a.json.tmpl", "a.ipynb.txt"} {
 		writeFilesHere(t, map[string]string{name: "{\"a\": 1, // no JSON\n}"})

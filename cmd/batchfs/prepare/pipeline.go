@@ -103,7 +103,7 @@ func (l *pipeline) release(ch *chunk) {
 
 // Limits on memory, in bytes. They are variables so that tests can lower them.
 var (
-	chunkSize = 128 << 10 // text that is read at a time; a chunk has at least half of it
+	chunkSize = 128 << 10 // text that is read at a time
 	maxLine   = 64 << 20  // longest line, row, or stretch of text in which no word ends
 )
 
@@ -127,7 +127,7 @@ type textPiece struct {
 	// startsDocument and endsDocument say whether the piece has the beginning and the end of its
 	// document.
 	startsDocument, endsDocument bool
-	leftOut                      bool // whether the whole input is left out: it is not UTF-8
+	leftOut                      bool // whether the whole input is left out, as it is not UTF-8
 }
 
 // A chunk is a group of text pieces that one worker encodes at a time. It carries their text, and
@@ -175,7 +175,7 @@ func (c *chunk) recycle() {
 	chunks.Put(c)
 }
 
-// split returns the tokens of val if isVal is true, otherwise those of train.
+// split returns the tokens for val if isVal is true, and otherwise the tokens for train.
 func (c *chunk) split(isVal bool) *encodedTokens {
 	if isVal {
 		return &c.encoded[valSplit]

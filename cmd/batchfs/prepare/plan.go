@@ -44,8 +44,8 @@ type settings struct {
 	IDs         string      `json:"ids,omitempty"`
 	VocabSize   int64       `json:"vocab_size,omitempty"`
 	ID          string      `json:"id,omitempty"`
-	// Labels says whether the rows of a plan file have labels, with --ids. Without such a file, it
-	// is false, because each run looks again.
+	// Labels says whether rows have labels, with --ids and a plan file. Without a plan file, it is
+	// false, because each run looks at the rows itself.
 	Labels bool `json:"labels,omitempty"`
 }
 
@@ -288,8 +288,8 @@ func (v valRule) has(in *input, offset int64, text []byte) bool {
 	return float64(binary.BigEndian.Uint64(sum[:])>>11)/(1<<53) < v.fraction
 }
 
-// hasIDs is like has, but for documents of ids. tokens are the bytes that the token file gets. The
-// writer of the Python package makes the same selection.
+// hasIDs is like has, but for a document that consists of ids. tokens has the bytes that are
+// written to the token file. The writer of the Python package selects the same documents.
 func (v valRule) hasIDs(in *input, tokens []byte) bool {
 	if in.val || v.fraction == 0 {
 		return in.val

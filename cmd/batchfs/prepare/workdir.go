@@ -126,8 +126,9 @@ func (w *workDir) lockOpened() error {
 	return nil
 }
 
-// keepFiles has close keep the files, which are complete but cannot be moved because of err: their
-// text may be one that can be read only once. It returns err with their place.
+// keepFiles makes close keep the files. They are complete, but err prevents moving them, and their
+// text may come from a pipe, which cannot be read again. It returns err with the directory of the
+// files.
 func (w *workDir) keepFiles(err error) error {
 	w.isKept = true
 	return fmt.Errorf("%w; the complete files are in %s", err, w.dir.Name())
@@ -304,7 +305,8 @@ func (s *checkpoint) checkShards(w *workDir) error {
 func (o *options) startCheckpoint(w *workDir, p *plan) (*checkpoint, error) {
 	begin := &checkpoint{Settings: p.settings, Inputs: digestInputs(p.files(), true)}
 	saved, err := w.load()
-	w.hasCheckpoint = saved != nil || err != nil // a user may repair a checkpoint with an error
+	// The user may repair a checkpoint that cannot be read.
+	w.hasCheckpoint = saved != nil || err != nil
 	if saved != nil {
 		switch {
 		case saved.Settings != begin.Settings && !saved.continuesWith(begin.Settings):
@@ -331,9 +333,9 @@ func (o *options) startCheckpoint(w *workDir, p *plan) (*checkpoint, error) {
 	return begin, w.clear()
 }
 
-// continuesWith reports whether a run with other settings has the same output up to here, because
-// they only say what to do about invalid text, of which there was none. A text that has begun
-// cannot be left out.
+// continuesWith reports whether a run with other settings would have written the same files up to
+// this checkpoint. It would if the settings differ only in what to do about invalid text, and no
+// text was invalid so far. A text of which a part is already written cannot be left out, though.
 func (s *checkpoint) continuesWith(other settings) bool {
 	if s.Settings.Invalid != "error" || other.Invalid == "skip" && s.Position.Within {
 		return false

@@ -85,7 +85,7 @@ func runSupervisor(
 	restart, stop := make(chan os.Signal, 1), make(chan os.Signal, 2)
 	signal.Notify(restart, syscall.SIGHUP)
 	signal.Notify(stop, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT)
-	// Each other signal than SIGQUIT ends ctx or is in one of the channels, or both.
+	// Each signal but SIGQUIT ends ctx, is in one of the channels, or both.
 	if command.StopNotifying(ctx); ctx.Err() != nil {
 		return command.ErrInterrupted
 	}
