@@ -25,22 +25,14 @@ func (d *Dataset) settings() map[string]any {
 	q, s := d.Sequence, d.Split
 	all := map[string]any{"split": s.Name, "join": s.Join, "token_dtype": q.StoredDType()}
 	for _, key := range config.KeysOn(config.OnRows, config.OnBytes) {
-		all[key] = s.Value(key)
-	}
-	all["dtype"], all["torch_state"] = q.DType, torchStateHash(q.TorchState)
-	maps.DeleteFunc(all, func(key string, _ any) bool {
-		switch key {
-		case "source":
-			return s.Source == ""
-		case "torch_state":
-			return q.TorchState == nil
-		case "documents", "mask_targets", "rows", "eot":
-			return !s.HasEOT && !s.UsesDocuments()
-		case "shuffle_block", "local_world", "ignore_index", "bos", "too_long", "document_numbers":
-			return d.effect(key) == nil
+		if !d.setting(key).hidden {
+			all[key] = s.Value(key)
 		}
-		return false
-	})
+	}
+	all["dtype"] = q.DType
+	if all["torch_state"] != nil {
+		all["torch_state"] = torchStateHash(q.TorchState)
+	}
 	return all
 }
 

@@ -65,8 +65,8 @@ func (d *Dataset) identityInputs() map[string]any {
 	q, first := d.Sequence, d.Sequence.Phases()[0]
 	all := map[string]any{}
 	for _, key := range append(config.KeysOn(config.OnRows, config.OnBytes), "split") {
-		if value := d.effect(key); value != nil {
-			all[key] = value
+		if setting := d.setting(key); setting.effect != nil && !setting.inArrays {
+			all[key] = setting.effect
 		}
 	}
 	var arrays, at, shares []any
@@ -80,16 +80,13 @@ func (d *Dataset) identityInputs() map[string]any {
 		shares = append(shares, first.Rows[i])
 	}
 	all["arrays"], all["shares"] = arrays, shares
-	for _, key := range []string{"batch_size", "block_size", "dtype", "layout", "documents", "document_numbers", "source"} {
-		delete(all, key) // the arrays and shares show it
-	}
 	if q.Layout != sampler.Rows {
 		all["at"] = at
 	}
 	if d.Split.OnChange == "follow" {
 		all["files"] = d.readSettings(0, len(d.sources))
 	} else {
-		all["files"] = []any{d.fingerprint, d.formatsDigest(), d.effect("join")}
+		all["files"] = []any{d.fingerprint, d.formatsDigest(), d.setting("join").effect}
 	}
 	if q.UsesDocuments() && slices.ContainsFunc(d.mains, hasDocuments) {
 		all["ends"] = d.Split.DocumentsSetting() == "files"
@@ -106,48 +103,64 @@ func (d *Dataset) identityInputs() map[string]any {
 	return all
 }
 
-// effect returns the value of a setting, or nil if no batch depends on it under the other settings.
-// key is "split", "join", or a key with the effect OnRows or OnBytes. For the default of a new key,
-// effect must return nil, because identities of sequences without it must not change.
-func (d *Dataset) effect(key string) any {
+// A setting is what a key means for a sequence: for its identity, the state of a run and info.json.
+type setting struct {
+	effect   any  // the value, or nil if no batch depends on it under the other settings
+	none     any  // what a state has instead of a nil effect; if nil, the state lacks the key
+	inArrays bool // whether arrays and shares show it in an identity
+	hidden   bool // whether info.json lacks it, because it is not set or its feature is not used
+}
+
+// setting describes "split", "join", or a key with the effect OnRows or OnBytes. For the default of
+// a new key, effect and none must be nil, because identities and states of sequences without it
+// must not change. Such a key is also one of addedSettings.
+func (d *Dataset) setting(key string) setting {
 	q, s := d.Sequence, d.Split
 	isRandom := q.Order == sampler.Random || q.Order == sampler.Shuffle
+	hasEnds := s.HasEOT || s.UsesDocuments()
 	switch key {
 	case "split": // selects the random stream, together with seed
-		return valueIf(isRandom, q.Name)
+		return setting{effect: valueIf(isRandom, q.Name), none: ""}
 	case "seed":
 		if isTorch(q.Order) {
-			return valueIf(q.TorchState == nil, uint64(uint32(q.Seed)))
+			return setting{effect: valueIf(q.TorchState == nil, uint64(uint32(q.Seed))), none: 0}
 		}
-		return valueIf(isRandom, q.Seed)
+		return setting{effect: valueIf(isRandom, q.Seed), none: 0}
 	case "torch_state":
-		return valueIf(isTorch(q.Order) && q.TorchState != nil, torchStateHash(q.TorchState))
+		return setting{effect: valueIf(isTorch(q.Order) && q.TorchState != nil, torchStateHash(q.TorchState)), none: "", hidden: q.TorchState == nil}
 	case "rank", "world": // with the torch orders, part of the seed
-		return valueIf(!isTorch(q.Order), s.Value(key))
+		return setting{effect: valueIf(!isTorch(q.Order), s.Value(key))}
 	case "shuffle_block":
-		return valueIf(q.ShuffleBlock > 0, q.ShuffleBlock)
+		return setting{effect: valueIf(q.ShuffleBlock > 0, q.ShuffleBlock), none: 0, hidden: q.ShuffleBlock == 0}
 	case "local_world":
-		return valueIf(q.ShuffleBlock > 0, q.LocalWorld)
+		return setting{effect: valueIf(q.ShuffleBlock > 0, q.LocalWorld), none: 1, hidden: q.ShuffleBlock == 0}
 	case "block_size":
-		return valueIf(q.Layout != sampler.Rows, q.BlockSize)
-	case "rows":
-		return valueIf(q.Rows != sampler.Windows, q.Rows)
-	case "too_long": // document-first truncates anyway
-		return valueIf(q.TooLong == sampler.Drop || q.TooLong == sampler.Truncate && q.Rows != sampler.DocumentFirst, q.TooLong)
+		return setting{effect: valueIf(q.Layout != sampler.Rows, q.BlockSize), none: 0, inArrays: true}
+	case "batch_size", "dtype", "layout":
+		return setting{effect: s.Value(key), inArrays: true}
+	case "source": // shares and weights show it
+		return setting{hidden: s.Source == ""}
+	case "documents":
+		return setting{effect: s.Value(key), inArrays: true, hidden: !hasEnds}
 	case "document_numbers":
-		return valueIf(q.DocumentNumbers, true)
+		return setting{effect: valueIf(q.DocumentNumbers, true), inArrays: true, hidden: !q.DocumentNumbers}
+	case "rows":
+		return setting{effect: valueIf(q.Rows != sampler.Windows, q.Rows), none: sampler.Windows, hidden: !hasEnds}
+	case "too_long": // document-first truncates anyway
+		matters := q.TooLong == sampler.Drop || q.TooLong == sampler.Truncate && q.Rows != sampler.DocumentFirst
+		return setting{effect: valueIf(matters, q.TooLong), hidden: !matters}
 	case "mask_targets":
-		return valueIf(q.UsesDocuments(), s.MaskTargetsSetting())
+		return setting{effect: valueIf(q.UsesDocuments(), s.MaskTargetsSetting()), none: false, hidden: !hasEnds}
 	case "ignore_index":
-		return valueIf(q.MaskTargets, q.IgnoreIndex)
+		return setting{effect: valueIf(q.MaskTargets, q.IgnoreIndex), none: 0, hidden: !q.MaskTargets}
 	case "eot":
-		return valueIf(d.dependsOnEOT(), q.EOT)
+		return setting{effect: valueIf(d.dependsOnEOT(), q.EOT), none: -1, hidden: !hasEnds}
 	case "bos":
-		return valueIf(q.BOS != nil, s.BeginOfText)
+		return setting{effect: valueIf(q.BOS != nil, s.BeginOfText), none: -1, hidden: q.BOS == nil}
 	case "join": // followed tokens may get a second file later
-		return s.Join && (s.OnChange == "follow" || d.hasShards())
+		return setting{effect: s.Join && (s.OnChange == "follow" || d.hasShards())}
 	}
-	return s.Value(key)
+	return setting{effect: s.Value(key)}
 }
 
 func valueIf[V any](decides bool, value V) any {
@@ -174,23 +187,19 @@ func hasDocuments(a *cache.Array) bool { return a.Documents() != nil }
 
 // rowSettings returns everything that determines the rows of a run, except batch_size and world, as
 // numbers and strings. They become part of a saved state. They are the same on all ranks and, if
-// the split follows changes, for all versions of its tokens. A setting on which no row depends has
-// a fixed value, such as 0, or -1 for eot and bos, or is left out if it is in addedSettings.
+// the split follows changes, for all versions of its tokens.
 func (d *Dataset) rowSettings() map[string]any {
 	q, s := d.Sequence, d.Split
-	none := map[string]any{"split": "", "seed": 0, "torch_state": "", "shuffle_block": 0, "local_world": 1, "block_size": 0,
-		"rows": sampler.Windows, "mask_targets": false, "ignore_index": 0, "eot": -1, "bos": -1}
 	all := map[string]any{}
 	for _, key := range append(config.KeysOn(config.OnRows), "split") {
-		value := d.effect(key)
-		if value == nil {
-			value = none[key]
+		setting := d.setting(key)
+		if setting.effect == nil {
+			setting.effect = setting.none
 		}
-		if value != nil {
-			all[key] = plain(value)
+		if setting.effect != nil {
+			all[key] = plain(setting.effect)
 		}
 	}
-	delete(all, "source") // the weights show it
 	var weights, arrays []string
 	for _, rows := range q.Phases()[0].Rows {
 		weights = append(weights, strconv.Itoa(rows))
@@ -198,7 +207,7 @@ func (d *Dataset) rowSettings() map[string]any {
 	if all["weights"] = ""; len(weights) > 1 {
 		all["weights"] = strings.Join(weights, ":")
 	}
-	all["join"], all["fingerprint"], all["formats"] = plain(d.effect("join")), d.fingerprint, d.formatsDigest()
+	all["join"], all["fingerprint"], all["formats"] = plain(d.setting("join").effect), d.fingerprint, d.formatsDigest()
 	if s.OnChange == "follow" {
 		all["fingerprint"], all["formats"] = "", digest(d.readSettings(0, len(d.sources)))
 	}
