@@ -218,53 +218,81 @@ func (job *readJob) planWindows(r plannedRow, start int64, indexes interval) {
 	}
 }
 
-// copyRow writes window i of the current plan to dst.
+// copyRow checks window i of the current plan, of which raw has the bytes, and writes to dst what
+// the batch needs of it.
 func (job *readJob) copyRow(i int, raw []byte) error {
-	q := job.sequence
-	column, r, start := q.layout.columns[job.column], job.plan.rows[i], job.plan.windows[i].Start
-	ends := job.ends[r.ends.from:r.ends.to]
-	byToken, planned := job.column == 0 && q.EndsByToken(r.source), len(job.ends)
+	q, r, start := job.sequence, &job.plan.rows[i], job.plan.windows[i].Start
 	if job.column == 0 {
-		if bad := q.sources[r.source].vocab.find(raw); bad >= 0 {
-			tokens := q.sources[r.source].arrays[0]
-			return &array.VocabularyError{Location: tokens.Locate(start + int64(bad)), Token: column.formatNumber(raw, bad), Size: tokens.VocabSize()}
-		}
-		if r.windowFirst == r.documentAt && column.dtype.Bits(raw) != *q.BOS {
-			return q.bosError(r.source, start, column.formatNumber(raw, 0))
-		}
-		if byToken {
-			job.ends = q.sources[r.source].vocab.appendEnds(job.ends, raw, q.EOT, r.windowFirst)
-			ends = job.ends[planned:]
+		if err := q.checkTokens(r, start, raw); err != nil {
+			return err
 		}
 	}
+	planned, ends := len(job.ends), job.ends[r.ends.from:r.ends.to]
+	byToken := job.column == 0 && q.EndsByToken(r.source)
+	if byToken {
+		job.ends = q.sources[r.source].vocab.appendEnds(job.ends, raw, q.EOT, r.windowFirst)
+		ends = job.ends[planned:]
+	}
+	windowEnd := r.windowFirst + len(raw)/q.layout.columns[job.column].numberBytes
 	for n := range q.layout.arrays {
 		p := job.partOf(&q.layout.arrays[n], r.batchOffset, r.j)
 		if byToken && p.isFromDocuments() && !p.empty() {
 			job.putDocumentMarks(p, ends)
 		}
-		p.interval = interval{max(p.from, r.windowFirst-p.firstNumber), min(p.to, r.windowFirst+len(raw)/column.numberBytes-p.firstNumber)}
+		p.interval = interval{max(p.from, r.windowFirst-p.firstNumber), min(p.to, windowEnd-p.firstNumber)}
 		if p.empty() {
 			continue
 		}
 		if p.maskColumn == job.column && job.column > 0 { // y is already in dst
-			count := len(job.ends)
-			job.ends = tokensBySize[column.numberBytes].appendEnds(job.ends, raw, 0, r.windowFirst-p.firstNumber)
-			job.mask(p, job.ends[count:])
-			job.ends = job.ends[:count]
+			job.maskZeros(p, r.windowFirst-p.firstNumber, raw)
 		}
 		if p.content != contentFile || p.column != job.column {
 			continue
 		}
 		first := p.firstNumber + p.from - r.windowFirst // index in raw
-		whole := job.bufferFor(p)
-		if bad := p.convert(whole, raw[first*column.numberBytes:][:(p.to-p.from)*column.numberBytes]); bad >= 0 {
-			return q.overflow(r.source, job.column, start+int64(first+bad), column.formatNumber(raw, first+bad), p.dtype)
+		if err := job.putNumbers(p, r.source, start, raw, first); err != nil {
+			return err
 		}
-		if job.copyOut(p, whole); p.masked {
+		if p.masked {
 			job.mask(p, ends)
 		}
 	}
 	job.ends = job.ends[:planned]
+	return nil
+}
+
+// checkTokens returns an error if a token of a window, which begins at position start of the
+// source, is not in the vocabulary, or if a document in it lacks its BOS.
+func (q *Sequence) checkTokens(r *plannedRow, start int64, raw []byte) error {
+	source, column := &q.sources[r.source], &q.layout.columns[0]
+	if bad := source.vocab.find(raw); bad >= 0 {
+		tokens := source.arrays[0]
+		return &array.VocabularyError{Location: tokens.Locate(start + int64(bad)), Token: column.formatNumber(raw, bad), Size: tokens.VocabSize()}
+	}
+	if r.windowFirst == r.documentAt && column.dtype.Bits(raw) != *q.BOS {
+		return q.bosError(r.source, start, column.formatNumber(raw, 0))
+	}
+	return nil
+}
+
+// maskZeros masks the targets in p where the mask is zero. raw has the part of the mask that begins
+// at index first of p.
+func (job *readJob) maskZeros(p rowPart, first int, raw []byte) {
+	count := len(job.ends)
+	job.ends = tokensBySize[job.sequence.layout.columns[job.column].numberBytes].appendEnds(job.ends, raw, 0, first)
+	job.mask(p, job.ends[count:])
+	job.ends = job.ends[:count]
+}
+
+// putNumbers writes p, whose first number is number first of a window, to dst. The window begins at
+// number start of the source's array, and raw has its bytes.
+func (job *readJob) putNumbers(p rowPart, source int, start int64, raw []byte, first int) error {
+	q, column := job.sequence, &job.sequence.layout.columns[job.column]
+	whole := job.bufferFor(p)
+	if bad := p.convert(whole, raw[first*column.numberBytes:][:(p.to-p.from)*column.numberBytes]); bad >= 0 {
+		return q.overflow(source, job.column, start+int64(first+bad), column.formatNumber(raw, first+bad), p.dtype)
+	}
+	job.copyOut(p, whole)
 	return nil
 }
 
