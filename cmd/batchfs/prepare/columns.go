@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"batchfs/cmd/batchfs/prepare/input"
 )
 
 // A column is a part of the schema of a file of rows.
@@ -84,8 +86,8 @@ func (c *column) leaves() (all []*column) {
 func (e *encoding) rowsAreTexts() bool { return e.hasOneText() && e.id == nil }
 
 // isJSON reports whether pieces of inputs in a format are lines of JSON, or rows that became JSON.
-func (e *encoding) isJSON(format inputFormat) bool {
-	return format == jsonlFormat || format.hasRows() && !e.rowsAreTexts()
+func (e *encoding) isJSON(format input.Format) bool {
+	return format == input.JSONL || format.HasRows() && !e.rowsAreTexts()
 }
 
 // hasOneText reports whether a single field leads to the text of each line or row.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"unicode/utf8"
 
+	"batchfs/cmd/batchfs/prepare/input"
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
@@ -19,9 +20,9 @@ func (o *options) count(ctx context.Context, p *plan, scratchDir string) (*plan,
 		return p, nil
 	}
 	for _, in := range p.inputs {
-		if in.readableOnce() {
+		if in.ReadableOnce() {
 			return nil, fmt.Errorf("%s: is not a regular file, and --by char, or val as the end of a single text, needs to read it twice: "+
-				"save it to a file first, or use another --by and --val 0", in.path)
+				"save it to a file first, or use another --by and --val 0", in.Path)
 		}
 	}
 	progress := o.newProgress("counting", p.inputs, position{})
@@ -82,17 +83,17 @@ func (p *plan) valStart(size int64) (int64, error) {
 		return 0, fmt.Errorf("--val: %v of %d %s leaves %d for train and %d for val: add text or use another fraction", p.settings.Val, size, unit, train, size-train)
 	}
 	in := p.inputs[0]
-	start, err := in.offsetOf(train, p.encoding.anyBytes)
+	start, err := offsetOf(in, train, p.encoding.anyBytes)
 	if err != nil {
-		err = fmt.Errorf("%s: %w", in.path, err)
+		err = fmt.Errorf("%s: %w", in.Path, err)
 	}
 	return start, err
 }
 
 // offsetOf returns the offset of character n of a text, or of byte n if each byte counts. A byte
 // order mark does not count.
-func (in *input) offsetOf(n int64, bytes bool) (int64, error) {
-	s, err := in.open(0, func(int) {})
+func offsetOf(in *input.File, n int64, bytes bool) (int64, error) {
+	s, err := in.Open(0, func(int) {})
 	if err != nil {
 		return 0, err
 	}
@@ -109,7 +110,7 @@ func (in *input) offsetOf(n int64, bytes bool) (int64, error) {
 	for range n {
 		next, err := text.Peek(utf8.UTFMax)
 		if len(next) == 0 {
-			return 0, cmp.Or(s.checkUnchanged(), err)
+			return 0, cmp.Or(s.CheckUnchanged(), err)
 		}
 		_, size := decodeRune(next)
 		text.Discard(size)

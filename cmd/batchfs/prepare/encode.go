@@ -12,6 +12,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"batchfs/cmd/batchfs/prepare/bpe"
+	"batchfs/cmd/batchfs/prepare/input"
 )
 
 // An encodeWorker encodes chunks. It belongs to one goroutine.
@@ -48,20 +49,20 @@ func (w *encodeWorker) encodeChunk(ch *chunk) error {
 	for i := range ch.pieces {
 		piece := &ch.pieces[i]
 		if piece.leftOut {
-			addLeftOut(&ch.notes.NotUTF8, 1, piece.in.path)
+			addLeftOut(&ch.notes.NotUTF8, 1, piece.in.Path)
 			continue
 		}
 		var err error
-		switch format := piece.in.format; {
+		switch format := piece.in.Format; {
 		case w.encoding.isJSON(format):
 			err = w.encodeLines(ch, piece)
-		case format.hasRows():
+		case format.HasRows():
 			err = w.encodeRow(ch, piece)
 		default:
 			err = w.encodeText(ch, piece)
 		}
 		if err != nil {
-			return fmt.Errorf("%s: %w", piece.in.name(), err)
+			return fmt.Errorf("%s: %w", piece.in.Name(), err)
 		}
 	}
 	return nil
@@ -71,10 +72,10 @@ func (w *encodeWorker) encodeText(ch *chunk, piece *textPiece) error {
 	valid, bad := w.encoding.toValidUTF8(piece.text)
 	switch {
 	case w.encoding.skipInvalid && bad >= 0:
-		addLeftOut(&ch.notes.NotUTF8, 1, piece.in.path)
+		addLeftOut(&ch.notes.NotUTF8, 1, piece.in.Path)
 		return nil
 	case bad >= 0 && w.encoding.replaceInvalid:
-		ch.notes.Replaced.add(piece.in.path)
+		ch.notes.Replaced.add(piece.in.Path)
 	case bad >= 0:
 		return fmt.Errorf("not valid UTF-8 at byte %d: convert it to UTF-8, or use --invalid replace or skip, or --by byte", piece.start.Offset+int64(bad))
 	}
@@ -85,13 +86,13 @@ func (w *encodeWorker) encodeText(ch *chunk, piece *textPiece) error {
 	}
 	const mask = 0 // with --mask, there is no text
 	switch err := w.appendText(out, valid, mask, piece.startsDocument); {
-	case err == errChanged:
+	case err == input.ErrChanged:
 		return err
 	case err != nil:
 		return fmt.Errorf("the text from byte %d on %w", piece.start.Offset, err)
 	}
 	if piece.startsDocument && piece.endsDocument && w.lacksTokens(out, before) {
-		addLeftOut(&ch.notes.Empty, 1, piece.in.path)
+		addLeftOut(&ch.notes.Empty, 1, piece.in.Path)
 		return nil
 	}
 	if piece.endsDocument {
@@ -133,7 +134,7 @@ func (w *encodeWorker) encodeLines(ch *chunk, piece *textPiece) error {
 // replaced by null. If the piece is a row of another format, the only line is the JSON of that row.
 func (p *textPiece) jsonLines() iter.Seq2[place, jsontext.Value] {
 	return func(yield func(place, jsontext.Value) bool) {
-		if p.in.format != jsonlFormat {
+		if p.in.Format != input.JSONL {
 			yield(place{"row", p.start.Offset + 1}, p.text)
 			return
 		}
@@ -149,7 +150,7 @@ func (p *textPiece) jsonLines() iter.Seq2[place, jsontext.Value] {
 }
 
 // encodeLine encodes the document of a line of JSON.
-func (w *encodeWorker) encodeLine(ch *chunk, in *input, at place, line jsontext.Value) error {
+func (w *encodeWorker) encodeLine(ch *chunk, in *input.File, at place, line jsontext.Value) error {
 	if !utf8.Valid(line) {
 		switch {
 		case w.encoding.replaceInvalid:
@@ -184,7 +185,7 @@ func (w *encodeWorker) encodeLine(ch *chunk, in *input, at place, line jsontext.
 	return err
 }
 
-func (w *encodeWorker) encodeLineTexts(ch *chunk, in *input, at place, line jsontext.Value) error {
+func (w *encodeWorker) encodeLineTexts(ch *chunk, in *input.File, at place, line jsontext.Value) error {
 	texts, counted, err := w.lineTexts(line)
 	if err != nil {
 		return err
@@ -194,7 +195,7 @@ func (w *encodeWorker) encodeLineTexts(ch *chunk, in *input, at place, line json
 }
 
 // encodeDocument encodes a document of an input unless it has no text or no tokens.
-func (w *encodeWorker) encodeDocument(ch *chunk, in *input, at place, texts []maskedText) error {
+func (w *encodeWorker) encodeDocument(ch *chunk, in *input.File, at place, texts []maskedText) error {
 	var beginning []byte
 	for _, t := range texts {
 		beginning = append(beginning, t.text[:min(len(t.text), valBytes-len(beginning))]...)
@@ -273,7 +274,7 @@ func (w *encodeWorker) appendText(out *encodedTokens, t []byte, mask byte, begin
 		release()
 		w.countLacking()
 		if len(w.scratch) > 0 && int64(slices.Max(w.scratch)) >= w.encoding.tokenizer.Size() {
-			return errChanged // has a character that was not counted
+			return input.ErrChanged // has a character that was not counted
 		}
 		for _, token := range w.scratch {
 			if int64(token) == w.encoding.eot {

@@ -7,6 +7,8 @@ import (
 	"strconv"
 
 	"github.com/go-json-experiment/json/jsontext"
+
+	"batchfs/cmd/batchfs/prepare/input"
 )
 
 // The fields next to that of --ids, as tokenizers and data collators of Hugging Face name them.
@@ -50,7 +52,7 @@ func (f field) idRow(line jsontext.Value) (row idRow, err error) {
 
 // encodeIDs adds the ids of a line as a document, unless there are none. Nothing is appended to
 // them.
-func (w *encodeWorker) encodeIDs(ch *chunk, in *input, at place, line jsontext.Value) error {
+func (w *encodeWorker) encodeIDs(ch *chunk, in *input.File, at place, line jsontext.Value) error {
 	row, err := w.encoding.idRow(line)
 	if err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 	"math"
 	"unicode/utf8"
 
+	"batchfs/cmd/batchfs/prepare/input"
 	"batchfs/cmd/batchfs/terminal"
 )
 
@@ -20,10 +21,10 @@ const maxSamples = 16
 func (o *options) estimate(ctx context.Context, p *plan) error {
 	texts := 0 // text files, each of which is one document
 	for _, in := range p.inputs {
-		if in.readableOnce() {
-			return fmt.Errorf("%s: is not a regular file, so --dry-run would consume its content", in.path)
+		if in.ReadableOnce() {
+			return fmt.Errorf("%s: is not a regular file, so --dry-run would consume its content", in.Path)
 		}
-		if in.format == textFormat && in.size() > 0 {
+		if in.Format == input.Text && in.Size() > 0 {
 			texts++
 		}
 	}
@@ -64,37 +65,38 @@ func roundTo4Digits(x float64) int64 {
 
 // nearbyPosition returns a position near offset at in the concatenated inputs: the beginning of a
 // line or character, or, in a compressed file or one of rows, of the file.
-func nearbyPosition(inputs []*input, at int64) (position, error) {
+func nearbyPosition(inputs []*input.File, at int64) (position, error) {
 	i := 0
-	for i < len(inputs)-1 && at >= inputs[i].size() {
-		at -= inputs[i].size()
+	for i < len(inputs)-1 && at >= inputs[i].Size() {
+		at -= inputs[i].Size()
 		i++
 	}
 	in := inputs[i]
-	if at == 0 || in.format.hasRows() {
+	if at == 0 || in.Format.HasRows() {
 		return position{Input: i}, nil
 	}
-	s, err := in.open(0, func(int) {})
+	s, err := in.Open(0, func(int) {})
 	if err != nil {
-		return position{}, fmt.Errorf("%s: %w", in.path, err)
+		return position{}, fmt.Errorf("%s: %w", in.Path, err)
 	}
 	defer s.Close()
-	if s.decompressor != nil {
+	if s.Compressed() {
 		return position{Input: i}, nil
 	}
-	if _, err := s.file.Seek(at, io.SeekStart); err != nil {
-		return position{}, fmt.Errorf("%s: %w", in.path, err)
+	file, size, err := s.Content()
+	if err != nil {
+		return position{}, fmt.Errorf("%s: %w", in.Path, err)
 	}
-	for r := bufio.NewReader(s.file); ; at++ {
+	for r := bufio.NewReader(io.NewSectionReader(file, at, size-at)); ; at++ {
 		b, err := r.ReadByte()
 		switch {
 		case err == io.EOF:
 			return position{Input: i + 1}, nil
 		case err != nil:
-			return position{}, fmt.Errorf("%s: %w", in.path, err)
-		case in.format == textFormat && utf8.RuneStart(b):
+			return position{}, fmt.Errorf("%s: %w", in.Path, err)
+		case in.Format == input.Text && utf8.RuneStart(b):
 			return position{Input: i, Offset: at, Within: true}, nil
-		case in.format == jsonlFormat && b == '\n':
+		case in.Format == input.JSONL && b == '\n':
 			return position{Input: i, Offset: at + 1}, nil
 		}
 	}
@@ -121,8 +123,8 @@ func takeSample(ctx context.Context, p *plan, from position, textBytes int) (*sa
 	switch {
 	case err == errEnough:
 		err = nil
-	case err != nil && from.Offset > 0 && p.inputs[from.Input].format == jsonlFormat:
-		err = fmt.Errorf("%w (lines of %s are counted from byte %d on)", err, p.inputs[from.Input].path, from.Offset)
+	case err != nil && from.Offset > 0 && p.inputs[from.Input].Format == input.JSONL:
+		err = fmt.Errorf("%w (lines of %s are counted from byte %d on)", err, p.inputs[from.Input].Path, from.Offset)
 	}
 	return s, err
 }
@@ -139,7 +141,7 @@ func (s *sample) add(ch *chunk) error {
 		s.documents += len(e.ends)
 	}
 	for _, piece := range ch.pieces {
-		if piece.in.format == textFormat && piece.endsDocument {
+		if piece.in.Format == input.Text && piece.endsDocument {
 			s.documents--
 		}
 	}

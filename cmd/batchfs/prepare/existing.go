@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"batchfs/cmd/batchfs/prepare/input"
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
@@ -21,7 +22,7 @@ func (o *options) isComplete(p *plan) bool {
 		return false
 	}
 	written, err := os.Stat(path)
-	if err != nil || slices.ContainsFunc(p.files(), func(in *input) bool { return changeTime(in.info).After(changeTime(written)) }) {
+	if err != nil || slices.ContainsFunc(p.files(), func(in *input.File) bool { return changeTime(in.Info).After(changeTime(written)) }) {
 		return false
 	}
 	for _, split := range m.Splits {
@@ -38,14 +39,14 @@ func (o *options) isComplete(p *plan) bool {
 
 // hasChangedSince reports whether an input has changed since digest was computed from all inputs.
 func (p *plan) hasChangedSince(digest string) bool {
-	var now []*input
+	var now []*input.File
 	for _, in := range p.files() {
-		if in.info != nil {
-			info, err := os.Stat(in.path)
+		if in.Info != nil {
+			info, err := os.Stat(in.Path)
 			if err != nil {
 				return true
 			}
-			in = &input{path: in.path, format: in.format, info: info}
+			in = &input.File{Path: in.Path, Format: in.Format, Info: info}
 		}
 		now = append(now, in)
 	}
@@ -85,7 +86,7 @@ func outputOf(m *vocabulary.Manifest) func(name string) bool {
 
 // withoutOutput removes the files that an earlier run wrote to DIR, which may be below a directory
 // of texts. It keeps those that an argument names.
-func (o *options) withoutOutput(inputs []*input, args []string) []*input {
+func (o *options) withoutOutput(inputs []*input.File, args []string) []*input.File {
 	dir, err := os.Stat(o.dir)
 	if err != nil {
 		return inputs
@@ -96,13 +97,13 @@ func (o *options) withoutOutput(inputs []*input, args []string) []*input {
 	}
 	isListed := outputOf(m)
 	isNamed := func(path string) bool {
-		return slices.ContainsFunc(args, func(arg string) bool { return filepath.Clean(resolveParents(arg)) == path })
+		return slices.ContainsFunc(args, func(arg string) bool { return filepath.Clean(input.ResolveParents(arg)) == path })
 	}
-	return slices.DeleteFunc(inputs, func(in *input) bool {
-		if name := filepath.Base(in.path); name != manifestName && !isListed(name) || isNamed(in.path) {
+	return slices.DeleteFunc(inputs, func(in *input.File) bool {
+		if name := filepath.Base(in.Path); name != manifestName && !isListed(name) || isNamed(in.Path) {
 			return false
 		}
-		parent, err := os.Stat(filepath.Dir(in.path))
+		parent, err := os.Stat(filepath.Dir(in.Path))
 		return err == nil && os.SameFile(parent, dir)
 	})
 }
@@ -129,8 +130,8 @@ func (o *options) staleFiles(p *plan) ([]string, error) {
 			return nil, fmt.Errorf("--out: %w", err)
 		}
 		for _, in := range p.inputs {
-			if in.info != nil && os.SameFile(in.info, info) {
-				return nil, fmt.Errorf("%s: is both a text and an output file: name the texts one by one, or choose another --out", in.path)
+			if in.Info != nil && os.SameFile(in.Info, info) {
+				return nil, fmt.Errorf("%s: is both a text and an output file: name the texts one by one, or choose another --out", in.Path)
 			}
 		}
 		switch {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"batchfs/cmd/batchfs/command"
+	"batchfs/cmd/batchfs/prepare/input"
 	"batchfs/cmd/batchfs/prepare/units"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/cmd/batchfs/vocabulary"
@@ -44,7 +45,7 @@ func (o *options) finishJob(ctx context.Context) error {
 	}
 	p := &plan{settings: j.settings, encoding: j.encoding}
 	for _, in := range j.plan.Inputs {
-		p.inputs = append(p.inputs, &input{path: in.Name, format: inputFormat(in.Format)})
+		p.inputs = append(p.inputs, &input.File{Path: in.Name, Format: input.Format(in.Format)})
 	}
 	_, several := linesOrRows(p.inputs)
 	if err := total.checkUnusable(several); err != nil {

@@ -8,6 +8,7 @@ import (
 	"io"
 
 	"batchfs/cmd/batchfs/command"
+	"batchfs/cmd/batchfs/prepare/input"
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
@@ -61,10 +62,10 @@ func (idTokenizer) Append(tokens []uint32, text []byte) []uint32 { return tokens
 // mask.
 func (p *plan) lookForLabels(ctx context.Context) error {
 	for _, in := range p.inputs {
-		if in.stdin != nil { // what is read here must be read again
-			read, rest := new(bytes.Buffer), in.stdin
-			in.stdin = io.TeeReader(rest, read)
-			defer func() { in.stdin = io.MultiReader(read, rest) }()
+		if in.Stdin != nil { // what is read here must be read again
+			read, rest := new(bytes.Buffer), in.Stdin
+			in.Stdin = io.TeeReader(rest, read)
+			defer func() { in.Stdin = io.MultiReader(read, rest) }()
 		}
 	}
 	result, looked := make(chan error, 1), 0
@@ -86,7 +87,7 @@ func (p *plan) lookForLabels(ctx context.Context) error {
 // rows. looked counts the rows.
 func (p *plan) lookIntoChunk(ch *chunk, looked *int) error {
 	for _, piece := range ch.pieces {
-		if piece.in.format == textFormat { // it is left out
+		if piece.in.Format == input.Text { // it is left out
 			continue
 		}
 		for at, line := range piece.jsonLines() {

@@ -16,6 +16,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 
 	"batchfs/cmd/batchfs/internal/testfiles"
+	"batchfs/cmd/batchfs/prepare/input"
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
@@ -29,7 +30,7 @@ func TestIDsInVal(t *testing.T) {
 	for tokens, hash := range map[string]uint64{"": 13020603013274838756, "\x01\x00\x02\x00": 12465180308423176084, string(all): 13661839535123069531} {
 		above, below := math.Nextafter(float64(hash), math.Inf(1)), math.Nextafter(float64(hash), 0)
 		for fraction, want := range map[float64]bool{above / 0x1p64: true, below / 0x1p64: false, 0: false} {
-			if got := (valRule{fraction: fraction}).hasIDs(new(input), []byte(tokens)); got != want {
+			if got := (valRule{fraction: fraction}).hasIDs(new(input.File), []byte(tokens)); got != want {
 				t.Errorf("%x with fraction %v: %v, want %v", tokens, fraction, got, want)
 			}
 		}
@@ -154,7 +155,7 @@ func TestLookForLabelsEnds(t *testing.T) {
 		if !skip {
 			e.fields[0] = newField("input_ids", 1)
 		}
-		inputs, _, err := findInputs([]string{"a.jsonl", "b.jsonl"}, nil, "", nil, nil)
+		inputs, _, err := input.Find([]string{"a.jsonl", "b.jsonl"}, nil, "", nil, nil)
 		testfiles.NoError(t, err)
 		var read int64
 		p := &plan{inputs: inputs, encoding: e}

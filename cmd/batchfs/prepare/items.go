@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"batchfs/cmd/batchfs/command"
+	"batchfs/cmd/batchfs/prepare/input"
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
@@ -50,11 +51,11 @@ func OpenItems(file string, o ItemOptions, stdin io.Reader) (*Items, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := settings{By: o.By, As: inputFormat(o.As), Field: o.Field, Invalid: "replace", EOT: "none", Format: "headerless"}
+	s := settings{By: o.By, As: input.Format(o.As), Field: o.Field, Invalid: "replace", EOT: "none", Format: "headerless"}
 	if err := s.resolve(); err != nil {
 		return nil, err
 	}
-	inputs, _, err := findInputs([]string{file}, nil, s.As, stdin, nil)
+	inputs, _, err := input.Find([]string{file}, nil, s.As, stdin, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -157,19 +158,19 @@ func (w *encodeWorker) visitItems(piece *textPiece, visit func(at place, texts [
 		valid, _ := w.encoding.toValidUTF8(text)
 		return visit(at, []maskedText{{text: valid}})
 	}
-	switch format := piece.in.format; {
+	switch format := piece.in.Format; {
 	case w.encoding.isJSON(format):
 		for at, line := range piece.jsonLines() {
 			valid, _ := w.encoding.toValidUTF8(line)
 			texts, _, err := w.lineTexts(valid)
 			if err != nil {
-				return fmt.Errorf("%s: %s: %w", piece.in.name(), at, err)
+				return fmt.Errorf("%s: %s: %w", piece.in.Name(), at, err)
 			}
 			if err := visit(at, texts); err != nil {
 				return err
 			}
 		}
-	case format.hasRows():
+	case format.HasRows():
 		return visitText(place{"row", piece.start.Offset + 1}, piece.text)
 	default:
 		at := place{"line", piece.start.Line}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"batchfs/cmd/batchfs/prepare/input"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/cmd/batchfs/vocabulary"
 )
@@ -51,9 +52,9 @@ func (n *notes) add(more *notes) {
 }
 
 // linesOrRows returns what the documents of inputs are called in messages: line, row, or both.
-func linesOrRows(inputs []*input) (one, several string) {
-	isRow := func(in *input) bool { return in.format.hasRows() }
-	isLine := func(in *input) bool { return in.format == jsonlFormat }
+func linesOrRows(inputs []*input.File) (one, several string) {
+	isRow := func(in *input.File) bool { return in.Format.HasRows() }
+	isLine := func(in *input.File) bool { return in.Format == input.JSONL }
 	switch {
 	case !slices.ContainsFunc(inputs, isRow):
 		return "line", "lines"
@@ -72,7 +73,7 @@ type place struct {
 func (p place) String() string { return fmt.Sprintf("%s %d", p.kind, p.number) }
 
 // of returns the place with the name of its input, such as line 7 of a.jsonl.
-func (p place) of(in *input) string { return fmt.Sprintf("%s of %s", p, in.name()) }
+func (p place) of(in *input.File) string { return fmt.Sprintf("%s of %s", p, in.Name()) }
 
 // addLeftOut counts left-out documents; first is the location of the first one.
 func addLeftOut(to *vocabulary.LeftOut, documents int64, first string) {

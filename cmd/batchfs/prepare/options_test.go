@@ -422,3 +422,18 @@ func TestPrepareUnexpandedOutput(t *testing.T) {
 		t.Errorf("prepare made a directory ~ (error %v)", err)
 	}
 }
+
+// As for the kernel, .. after a symbolic link is the directory above its target.
+func TestFindBesideTheTargetOfALink(t *testing.T) {
+	writeFilesHere(t, map[string]string{"real/sub/a.txt": "A", "real/x.txt": "meant", "x.txt": "wrong", "real/sub/deep/b.txt": "B"})
+	testfiles.NoError(t, os.Symlink("real/sub", "link"))
+	for args, want := range map[string]string{
+		"link/../x.txt": "meant", "./link/deep/../../x.txt": "meant", "link/../*.txt": "meant", "link/..": "ABmeant",
+		"real/../x.txt": "wrong", "real/sub/../../x.txt": "wrong", "link/../sub/a.txt": "A",
+	} {
+		prepared(t, args+" --by byte --val 0 --out out --force")
+		if got := decoded(readManifest(t), readTokens(t, "out/train.bin")); got != want {
+			t.Errorf("%s: read %q, want %q", args, got, want)
+		}
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"batchfs/cmd/batchfs/command"
+	"batchfs/cmd/batchfs/prepare/input"
 	"batchfs/cmd/batchfs/prepare/units"
 )
 
@@ -122,7 +123,7 @@ type position struct {
 // row, or a text or part of one.
 type textPiece struct {
 	text  []byte
-	in    *input
+	in    *input.File
 	start position
 	// startsDocument and endsDocument say whether the piece has the beginning and the end of its
 	// document.

@@ -12,9 +12,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/bmatcuk/doublestar/v4"
 	"golang.org/x/crypto/blake2b"
 
+	"batchfs/cmd/batchfs/prepare/input"
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
@@ -22,37 +22,37 @@ import (
 // and the writer of a run share it. With --dry-run, samples are encoded with the same plan.
 type plan struct {
 	settings settings
-	inputs   []*input
+	inputs   []*input.File
 	encoding encoding
 	val      valRule
 }
 
 // settings are the options that determine the content of the token files. Checkpoints store them.
 type settings struct {
-	By          string      `json:"by"`
-	As          inputFormat `json:"as"`
-	Field       string      `json:"field"`
-	Mask        string      `json:"mask"`
-	Special     bool        `json:"special"`
-	Invalid     string      `json:"invalid"`
-	EOT         string      `json:"eot"`
-	EOTToken    string      `json:"eot_token"`
-	Val         float64     `json:"val"`
-	ValFiles    string      `json:"val_files,omitempty"`
-	Format      string      `json:"format"`
-	ShardTokens int64       `json:"shard_tokens"`
-	IDs         string      `json:"ids,omitempty"`
-	VocabSize   int64       `json:"vocab_size,omitempty"`
-	ID          string      `json:"id,omitempty"`
+	By          string       `json:"by"`
+	As          input.Format `json:"as"`
+	Field       string       `json:"field"`
+	Mask        string       `json:"mask"`
+	Special     bool         `json:"special"`
+	Invalid     string       `json:"invalid"`
+	EOT         string       `json:"eot"`
+	EOTToken    string       `json:"eot_token"`
+	Val         float64      `json:"val"`
+	ValFiles    string       `json:"val_files,omitempty"`
+	Format      string       `json:"format"`
+	ShardTokens int64        `json:"shard_tokens"`
+	IDs         string       `json:"ids,omitempty"`
+	VocabSize   int64        `json:"vocab_size,omitempty"`
+	ID          string       `json:"id,omitempty"`
 	// Labels says whether rows have labels, with --ids and a plan file. Without a plan file, it is
 	// false, because each run looks at the rows itself.
 	Labels bool `json:"labels,omitempty"`
 }
 
 // newPlan returns the plan for inputs. With --ids, it reads the first row of them.
-func newPlan(ctx context.Context, s settings, e encoding, inputs []*input) (*plan, error) {
+func newPlan(ctx context.Context, s settings, e encoding, inputs []*input.File) (*plan, error) {
 	p := &plan{settings: s, inputs: inputs, encoding: e, val: valRule{fraction: s.Val}}
-	err := cmp.Or(chooseValFiles(inputs, s.ValFiles), p.checkInputs())
+	err := cmp.Or(input.ChooseVal(inputs, s.ValFiles), p.checkInputs())
 	if err == nil && e.ids {
 		err = p.lookForLabels(ctx)
 	}
@@ -68,7 +68,7 @@ func (s *settings) resolve() error {
 	switch {
 	case !(s.Val >= 0 && s.Val < 1): // also true for NaN
 		return fmt.Errorf("--val: must be 0 or more and below 1, such as 0.1 (got %v)", s.Val)
-	case !slices.Contains([]inputFormat{"", textFormat, jsonlFormat, parquetFormat, arrowFormat}, s.As):
+	case !slices.Contains([]input.Format{"", input.Text, input.JSONL, input.Parquet, input.Arrow}, s.As):
 		return fmt.Errorf("--as: must be text, jsonl, parquet or arrow (got %q)", s.As)
 	case !slices.Contains([]string{"error", "replace", "skip"}, s.Invalid):
 		return fmt.Errorf("--invalid: must be error, replace or skip (got %q)", s.Invalid)
@@ -92,62 +92,39 @@ func (s *settings) resolve() error {
 
 func (p *plan) checkInputs() error {
 	for _, in := range p.inputs {
-		kind := nonTextName(in.path)
+		kind := in.NonTextName()
 		switch {
-		case p.settings.As == "" && kind != nil && !(kind.binary && p.encoding.leavesOutBinary()):
-			return fmt.Errorf("%s: %w", in.path, kind.refused())
-		case in.format == textFormat && p.encoding.ids && (p.settings.As != "" || kind == nil):
+		case p.settings.As == "" && kind != nil && !(kind.Binary && p.encoding.leavesOutBinary()):
+			return fmt.Errorf("%s: %w", in.Path, kind.Refused())
+		case in.Format == input.Text && p.encoding.ids && (p.settings.As != "" || kind == nil):
 			return fmt.Errorf("%s: is read as text, which has no ids: leave it out (in a directory, with --include '*.parquet'), "+
-				"or use --as jsonl if its lines are JSON", in.path)
-		case p.encoding.ids && in.info != nil && in.readableOnce():
-			return fmt.Errorf("%s: is not a regular file, and --ids reads its beginning twice: save it to a file, or redirect it to standard input", in.path)
-		case in.format == textFormat && p.encoding.masked && (p.settings.As != "" || kind == nil):
+				"or use --as jsonl if its lines are JSON", in.Path)
+		case p.encoding.ids && in.Info != nil && in.ReadableOnce():
+			return fmt.Errorf("%s: is not a regular file, and --ids reads its beginning twice: save it to a file, or redirect it to standard input", in.Path)
+		case in.Format == input.Text && p.encoding.masked && (p.settings.As != "" || kind == nil):
 			// The other files are left out, because they are binary.
 			return p.noFields(in, "--mask")
-		case in.format == textFormat && p.encoding.id != nil && (p.settings.As != "" || kind == nil):
+		case in.Format == input.Text && p.encoding.id != nil && (p.settings.As != "" || kind == nil):
 			return p.noFields(in, "--id")
-		case in.format == textFormat && in.readableOnce() && p.encoding.skipInvalid:
-			return fmt.Errorf("%s: is not a regular file, and --invalid skip reads a text twice: save it to a file first", in.path)
+		case in.Format == input.Text && in.ReadableOnce() && p.encoding.skipInvalid:
+			return fmt.Errorf("%s: is not a regular file, and --invalid skip reads a text twice: save it to a file first", in.Path)
 		}
 	}
 	return nil
 }
 
 // noFields returns the error for a text if an option needs fields.
-func (p *plan) noFields(in *input, option string) error {
+func (p *plan) noFields(in *input.File, option string) error {
 	return fmt.Errorf("%s: is read as text, which has no fields for %s: leave it out (in a directory, with --include '*.jsonl'), "+
-		"or use --as jsonl if its lines are JSON", in.path, option)
+		"or use --as jsonl if its lines are JSON", in.Path, option)
 }
 
-// chooseValFiles puts the inputs that match a pattern, unless it is empty, into val.
-func chooseValFiles(inputs []*input, pattern string) error {
-	if pattern == "" {
-		return nil
-	}
-	if !doublestar.ValidatePathPattern(pattern) {
-		return fmt.Errorf("--val-files %s: %w", pattern, doublestar.ErrBadPattern)
-	}
-	chosen := 0
-	for _, in := range inputs {
-		if in.val = included(in.path, []string{pattern}); in.val {
-			chosen++
-		}
-	}
-	switch chosen {
-	case 0:
-		return fmt.Errorf("--val-files %s: matches no input: use a pattern for names, such as 'val_*', or for whole paths, such as '%s'", pattern, inputs[len(inputs)-1].path)
-	case len(inputs):
-		return fmt.Errorf("--val-files %s: matches all inputs and leaves none for train: use a narrower pattern, or name more texts", pattern)
-	}
-	return nil
-}
-
-func (p *plan) isSingleText() bool { return len(p.inputs) == 1 && p.inputs[0].format == textFormat }
+func (p *plan) isSingleText() bool { return len(p.inputs) == 1 && p.inputs[0].Format == input.Text }
 
 // digest identifies the plan by its settings and inputs, so that the same command recognizes its
 // files on any host. It is empty if an input can be read only once.
 func (p *plan) digest() string {
-	if slices.ContainsFunc(p.inputs, (*input).readableOnce) {
+	if slices.ContainsFunc(p.inputs, (*input.File).ReadableOnce) {
 		return ""
 	}
 	settings, _ := json.Marshal(p.settings)
@@ -155,27 +132,27 @@ func (p *plan) digest() string {
 }
 
 // files returns the inputs and, if --by names a file, that file.
-func (p *plan) files() []*input {
+func (p *plan) files() []*input.File {
 	if _, isBuiltIn := tokenizers[p.settings.By]; isBuiltIn {
 		return p.inputs
 	}
 	if info, err := os.Stat(p.settings.By); err == nil {
-		return append(slices.Clip(p.inputs), &input{path: p.settings.By, info: info})
+		return append(slices.Clip(p.inputs), &input.File{Path: p.settings.By, Info: info})
 	}
 	return p.inputs
 }
 
 // digestInputs returns a hash of the names, formats and sizes of inputs, and of their modification
 // times if times is true.
-func digestInputs(inputs []*input, times bool) string {
+func digestInputs(inputs []*input.File, times bool) string {
 	h := sha256.New()
 	for _, in := range inputs {
-		fmt.Fprintf(h, "%s\x00%s\x00", in.path, in.format)
-		if in.info != nil {
-			fmt.Fprintf(h, "%d\n", in.info.Size())
+		fmt.Fprintf(h, "%s\x00%s\x00", in.Path, in.Format)
+		if in.Info != nil {
+			fmt.Fprintf(h, "%d\n", in.Info.Size())
 		}
-		if in.info != nil && times {
-			fmt.Fprintf(h, "%d\n", in.info.ModTime().UnixNano())
+		if in.Info != nil && times {
+			fmt.Fprintf(h, "%d\n", in.Info.ModTime().UnixNano())
 		}
 	}
 	return fmt.Sprintf("%x", h.Sum(nil))
@@ -275,9 +252,9 @@ const valBytes = 1 << 16
 // has reports whether the document at an offset of an input belongs to val. If the hash decides, it
 // depends on nothing but the text: adding or renaming files moves no document to another split, and
 // copies of a text are in the same split.
-func (v valRule) has(in *input, offset int64, text []byte) bool {
+func (v valRule) has(in *input.File, offset int64, text []byte) bool {
 	switch {
-	case in.val:
+	case in.Val:
 		return true
 	case v.start > 0:
 		return offset >= v.start
@@ -290,9 +267,9 @@ func (v valRule) has(in *input, offset int64, text []byte) bool {
 
 // hasIDs is like has, but for a document that consists of ids. tokens has the bytes that are
 // written to the token file. The writer of the Python package selects the same documents.
-func (v valRule) hasIDs(in *input, tokens []byte) bool {
-	if in.val || v.fraction == 0 {
-		return in.val
+func (v valRule) hasIDs(in *input.File, tokens []byte) bool {
+	if in.Val || v.fraction == 0 {
+		return in.Val
 	}
 	hash, _ := blake2b.New(8, nil)
 	hash.Write(tokens)

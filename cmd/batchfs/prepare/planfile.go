@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"batchfs/cmd/batchfs/prepare/input"
 	"batchfs/cmd/batchfs/prepare/units"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/cmd/batchfs/vocabulary"
@@ -29,7 +30,7 @@ type jobOptions struct {
 	finish    bool
 	verify    bool
 	status    bool
-	stores    stores
+	stores    input.Stores
 }
 
 func (j *jobOptions) register(cmd *cobra.Command) {
@@ -41,7 +42,7 @@ func (j *jobOptions) register(cmd *cobra.Command) {
 	f.BoolVar(&j.finish, "finish", false, "after all tasks, check what they wrote, and write vocab.json")
 	f.BoolVar(&j.verify, "verify", false, "with --finish, also read all files and compare their hashes")
 	f.BoolVar(&j.status, "status", false, "print how much of the plan is done")
-	j.stores.flags.RegisterStore(cmd)
+	j.stores.Flags.RegisterStore(cmd)
 	cmd.MarkFlagsMutuallyExclusive("task", "finish", "status")
 	cmd.MarkFlagsMutuallyExclusive("tasks", "finish", "status")
 	cmd.MarkFlagsMutuallyExclusive("task", "tasks")
@@ -72,12 +73,14 @@ func (o *options) writePlan(args []string, unitBytesGiven bool) error {
 		return err
 	}
 	o.printTokens(e)
-	inputs, leftOut, err := findInputs(args, o.include, o.settings.As, o.stdin, &o.job.stores)
+	inputs, leftOut, err := input.Find(args, o.include, o.settings.As, o.stdin, &o.job.stores)
 	if err != nil {
 		return err
 	}
 	info, _ := os.Stat(o.job.plan) // the plan may be in the directory of the texts
-	inputs = slices.DeleteFunc(inputs, func(in *input) bool { return in.path == o.job.plan || in.info != nil && os.SameFile(in.info, info) })
+	inputs = slices.DeleteFunc(inputs, func(in *input.File) bool {
+		return in.Path == o.job.plan || in.Info != nil && os.SameFile(in.Info, info)
+	})
 	p := &plan{settings: o.settings, inputs: inputs, encoding: e, val: valRule{fraction: o.settings.Val}}
 	if err := cmp.Or(p.checkPlanned(made.Inputs), p.checkInputs()); err != nil {
 		return err
@@ -113,11 +116,11 @@ func (o *options) savePlan(p *units.Plan) error {
 	if err := p.Write(&text); err != nil {
 		return err
 	}
-	out, name, err := o.job.stores.output(o.job.plan)
+	out, name, err := o.job.stores.Output(o.job.plan)
 	if err != nil {
 		return fmt.Errorf("--plan: %w", err)
 	}
-	if err := out.Write(o.job.stores.ctx, name, text.Bytes()); err != nil {
+	if err := out.Write(o.job.stores.Ctx, name, text.Bytes()); err != nil {
 		return fmt.Errorf("--plan: %w", err)
 	}
 	return nil
@@ -168,9 +171,9 @@ func (o *options) planLabels(p *plan, made *units.Plan) error {
 		planned[in.Name] = true
 	}
 	added := *p
-	added.inputs = slices.DeleteFunc(slices.Clone(p.inputs), func(in *input) bool { return planned[in.path] })
+	added.inputs = slices.DeleteFunc(slices.Clone(p.inputs), func(in *input.File) bool { return planned[in.Path] })
 	added.encoding.skipInvalid = true // rows that cannot be used decide nothing; tasks report them
-	if err := added.lookForLabels(o.job.stores.ctx); err != nil {
+	if err := added.lookForLabels(o.job.stores.Ctx); err != nil {
 		return err
 	}
 	labels, first := added.encoding.masked, added.encoding.first
@@ -190,11 +193,11 @@ func (o *options) planLabels(p *plan, made *units.Plan) error {
 }
 
 func (j *jobOptions) readPlan() (*units.Plan, error) {
-	out, name, err := j.stores.output(j.plan)
+	out, name, err := j.stores.Output(j.plan)
 	if err != nil {
 		return nil, fmt.Errorf("--plan: %w", err)
 	}
-	f, err := out.Open(j.stores.ctx, name)
+	f, err := out.Open(j.stores.Ctx, name)
 	if err != nil {
 		return nil, fmt.Errorf("--plan: %w", err)
 	}
@@ -208,29 +211,29 @@ func (p *plan) checkPlanned(before []units.Input) error {
 	given := make(map[string]bool, len(p.inputs))
 	for _, in := range p.inputs {
 		switch {
-		case in.readableOnce():
-			return fmt.Errorf("%s: is not a regular file, so tasks cannot read it: save it to a file first", in.path)
-		case !utf8.ValidString(in.path):
-			return fmt.Errorf("%s: has a name that is not UTF-8, which the JSON of a plan cannot hold: rename it", in.path)
+		case in.ReadableOnce():
+			return fmt.Errorf("%s: is not a regular file, so tasks cannot read it: save it to a file first", in.Path)
+		case !utf8.ValidString(in.Path):
+			return fmt.Errorf("%s: has a name that is not UTF-8, which the JSON of a plan cannot hold: rename it", in.Path)
 		}
-		given[in.path] = true
+		given[in.Path] = true
 	}
 	all := slices.Clip(p.inputs)
 	for _, in := range before {
 		if !given[in.Name] {
-			all = append(all, &input{path: in.Name, format: inputFormat(in.Format)})
+			all = append(all, &input.File{Path: in.Name, Format: input.Format(in.Format)})
 		}
 	}
-	if len(all) == 1 && all[0].format == textFormat && p.settings.Val > 0 {
+	if len(all) == 1 && all[0].Format == input.Text && p.settings.Val > 0 {
 		return fmt.Errorf("%s: is a single text, whose end would be val, but tasks do not divide texts: "+
-			"use --val 0, or divide it into files, or prepare it without --plan", all[0].path)
+			"use --val 0, or divide it into files, or prepare it without --plan", all[0].Path)
 	}
-	return chooseValFiles(all, p.settings.ValFiles)
+	return input.ChooseVal(all, p.settings.ValFiles)
 }
 
-func plannedInputs(inputs []*input) (all []units.Input) {
+func plannedInputs(inputs []*input.File) (all []units.Input) {
 	for _, in := range inputs {
-		all = append(all, units.Input{Name: in.path, Format: string(in.format), Val: in.val, State: in.state()})
+		all = append(all, units.Input{Name: in.Path, Format: string(in.Format), Val: in.Val, State: in.State()})
 	}
 	return all
 }
@@ -240,19 +243,16 @@ const largeWhole = 4 << 30
 
 // divide implements [units.Divider]. By its name, a compressed file cannot be divided.
 func (o *options) divide(planned units.Input, unitBytes int64) ([]units.Part, error) {
-	in := &input{path: planned.Name, format: inputFormat(planned.Format)}
-	if object, ok := planned.Object(); ok {
-		var err error
-		if in.remote, err = o.job.stores.file(object); err != nil {
-			return nil, err
-		}
+	in, err := o.job.stores.Planned(planned)
+	if err != nil {
+		return nil, err
 	}
 	switch {
-	case isCompressedName(in.path):
-	case in.format == jsonlFormat:
+	case in.HasCompressedName():
+	case in.Format == input.JSONL:
 		return units.Lines(planned, unitBytes)
-	case in.format == parquetFormat:
-		sizes, err := in.rowGroupSizes()
+	case in.Format == input.Parquet:
+		sizes, err := rowGroupSizes(in)
 		if err != nil || len(sizes) < 2 {
 			return nil, err
 		}
@@ -260,7 +260,7 @@ func (o *options) divide(planned units.Input, unitBytes int64) ([]units.Part, er
 	}
 	if planned.Size > largeWhole {
 		o.printLine("warning: %s has %s and cannot be divided, so one task reads all of it: if that takes too long, save it as several files, "+
-			"or as JSON lines or Parquet without compression of the whole", in.path, terminal.FormatBytes(planned.Size))
+			"or as JSON lines or Parquet without compression of the whole", in.Path, terminal.FormatBytes(planned.Size))
 	}
 	return nil, nil
 }

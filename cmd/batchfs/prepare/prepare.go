@@ -9,7 +9,7 @@
 //
 //   - the command: prepare.go, print.go, estimate.go (--dry-run)
 //   - the plan: plan.go, ids.go (--ids), count.go (a first pass, as for --by char)
-//   - the inputs: find.go, inputs.go, nontext.go, decompress.go, remote.go, part.go
+//   - the inputs: package input
 //   - from reader to writer: pipeline.go, notes.go (what is counted on the way)
 //   - the reader of text and JSON lines: read.go
 //   - the reader of rows: readparquet.go, parquetpages.go, readarrow.go, readrows.go, columns.go
@@ -35,6 +35,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"batchfs/cmd/batchfs/config"
+	"batchfs/cmd/batchfs/prepare/input"
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
@@ -208,7 +209,7 @@ func (o *options) checkFlags(flags *pflag.FlagSet, args []string) (err error) {
 }
 
 func (o *options) run(cmd *cobra.Command, args []string) error {
-	o.job.stores.ctx = cmd.Context()
+	o.job.stores.Ctx = cmd.Context()
 	o.stdin, o.stdout, o.stderr = cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()
 	switch {
 	case o.job.plan == "":
@@ -273,11 +274,11 @@ func (o *options) makePlan(ctx context.Context, args []string) (*plan, error) {
 	switch {
 	case o.dir == "" && !o.dryRun:
 		return nil, errors.New("--out: give the directory to write to, such as --out data")
-	case isURL(o.dir):
+	case strings.Contains(o.dir, "://"):
 		return nil, fmt.Errorf("--out %s: give a local directory, because prepare writes to a store only with --plan; or upload the files when they are complete", o.dir)
 	}
 	o.printTokens(e)
-	inputs, leftOut, err := findInputs(args, o.include, o.settings.As, o.stdin, nil)
+	inputs, leftOut, err := input.Find(args, o.include, o.settings.As, o.stdin, nil)
 	if err != nil {
 		return nil, err
 	}

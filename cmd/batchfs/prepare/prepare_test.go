@@ -11,18 +11,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 	"unicode/utf8"
 
 	"batchfs/cmd/batchfs/internal/testfiles"
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
-func writeFilesHere(t testing.TB, files map[string]string) {
-	t.Helper()
-	t.Chdir(t.TempDir())
-	testfiles.Write(t, files)
-}
+var writeFilesHere = testfiles.WriteHere
 
 func runPrepare(ctx context.Context, args ...string) (string, error) {
 	cmd := Command()
@@ -297,21 +292,6 @@ func TestPrepareForce(t *testing.T) {
 			checkPrepared(t, "abc")
 			wantOnlyFiles(t, "other", "train.bin", "train.bin.index", "val.bin", "val.bin.index", "vocab.json")
 		})
-	}
-}
-
-// A text that has changed since it was found is an error, even if its size is the same.
-func TestPrepareChangedText(t *testing.T) {
-	writeFilesHere(t, map[string]string{"a": "abc"})
-	for _, now := range []string{"longer", "xyz"} {
-		inputs, _, err := findInputs([]string{"a"}, nil, "", nil, nil)
-		testfiles.NoError(t, err)
-		testfiles.Write(t, map[string]string{"a": now})
-		later := time.Now().Add(time.Second)
-		testfiles.NoError(t, os.Chtimes("a", later, later))
-		if _, err := inputs[0].open(0, func(int) {}); err == nil || !strings.Contains(err.Error(), "changed while prepare read it") {
-			t.Errorf("error %v, want one that says that it changed", err)
-		}
 	}
 }
 

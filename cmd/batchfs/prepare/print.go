@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"batchfs/cmd/batchfs/prepare/input"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/cmd/batchfs/vocabulary"
 	"batchfs/internal/printable"
@@ -70,35 +71,35 @@ func (o *options) warnTokenizer(p *plan) {
 }
 
 // announceWindows prints how much memory decompressing takes if zstd files need more than usual.
-func (o *options) announceWindows(inputs []*input) error {
-	var largest *input
+func (o *options) announceWindows(inputs []*input.File) error {
+	var largest *input.File
 	var files, most int64
 	for _, in := range inputs {
-		if in.readableOnce() || !strings.EqualFold(filepath.Ext(in.path), ".zst") {
+		if in.ReadableOnce() || !strings.EqualFold(filepath.Ext(in.Path), ".zst") {
 			continue
 		}
-		s, err := in.open(0, func(int) {})
+		s, err := in.Open(0, func(int) {})
 		if err != nil {
-			return fmt.Errorf("%s: %w", in.path, err)
+			return fmt.Errorf("%s: %w", in.Path, err)
 		}
 		s.Close()
-		if s.decompressor == nil || s.decompressor.window <= largeWindow {
-			continue
+		window := s.UnusualWindow()
+		if window > 0 {
+			files++
 		}
-		files++
-		if s.decompressor.window > most {
-			largest, most = in, s.decompressor.window
+		if window > most {
+			largest, most = in, window
 		}
 	}
 	if files > 0 {
 		o.printLine("decompressing takes up to %s of memory, because zstd --long compressed %s; the one with the largest window is %s",
-			terminal.FormatBytes(most), terminal.Plural(files, "file", "files"), largest.path)
+			terminal.FormatBytes(most), terminal.Plural(files, "file", "files"), largest.Path)
 	}
 	return nil
 }
 
 // printContinuing prints how much an earlier run has done, if this run continues it.
-func (o *options) printContinuing(s *checkpoint, inputs []*input) {
+func (o *options) printContinuing(s *checkpoint, inputs []*input.File) {
 	if s.Position != (position{}) {
 		all := totalSize(inputs)
 		o.printLine("continuing at %d%% of %s", 100*s.Position.Read/max(all, 1), terminal.FormatBytes(all))
@@ -111,7 +112,7 @@ type progress struct {
 	done int64 // bytes
 }
 
-func (o *options) newProgress(what string, inputs []*input, from position) *progress {
+func (o *options) newProgress(what string, inputs []*input.File, from position) *progress {
 	all := totalSize(inputs)
 	if all == 0 { // the size of a pipe is unknown
 		all = -1

@@ -8,11 +8,13 @@ import (
 	"io"
 	"slices"
 	"unicode/utf8"
+
+	"batchfs/cmd/batchfs/prepare/input"
 )
 
 // A reader cuts inputs into chunks. It belongs to one goroutine.
 type reader struct {
-	inputs     []*input
+	inputs     []*input.File
 	encoding   *encoding
 	val        valRule
 	scratchDir string             // directory for decompressed parquet files; empty for the default
@@ -39,13 +41,13 @@ func (r *reader) read(from position) error {
 	for ; from.Input < len(r.inputs); from = (position{Input: from.Input + 1}) {
 		in := r.inputs[from.Input]
 		r.bytesRead = before
-		before += in.size()
+		before += in.Size()
 		err := r.readInput(in, from)
 		switch {
 		case r.emitErr != nil: // not caused by the input
 			return r.emitErr
 		case err != nil:
-			return fmt.Errorf("%s: %w", in.name(), err)
+			return fmt.Errorf("%s: %w", in.Name(), err)
 		}
 	}
 	from.Read = before
@@ -53,29 +55,29 @@ func (r *reader) read(from position) error {
 	return r.emit(r.current)
 }
 
-func (r *reader) readInput(in *input, from position) error {
+func (r *reader) readInput(in *input.File, from position) error {
 	offset := from.Offset
-	if in.format.hasRows() {
+	if in.Format.HasRows() {
 		offset = 0
-	} else if in.part != nil {
-		from.Offset = in.part.begin
+	} else if in.Part != nil {
+		from.Offset = in.Part.Begin
 	}
-	s, err := in.open(offset, r.countBytes)
+	s, err := in.Open(offset, r.countBytes)
 	if err != nil {
 		return err
 	}
 	defer s.Close()
-	switch format := in.format; {
-	case format == textFormat && !r.textsByLine:
+	switch format := in.Format; {
+	case format == input.Text && !r.textsByLine:
 		err = r.readText(s, from)
-	case format == textFormat, format == jsonlFormat:
+	case format == input.Text, format == input.JSONL:
 		err = r.readLines(s, from)
-	case format == parquetFormat:
+	case format == input.Parquet:
 		err = r.readParquet(s, from)
-	case format == arrowFormat:
+	case format == input.Arrow:
 		err = r.readArrow(s, from)
 	}
-	return cmp.Or(err, s.checkUnchanged())
+	return cmp.Or(err, s.CheckUnchanged())
 }
 
 func (r *reader) countBytes(n int) { r.bytesRead += int64(n) }
@@ -98,20 +100,20 @@ func (r *reader) add(piece textPiece, end position) error {
 	return r.emitErr
 }
 
-func (r *reader) leaveOut(in *input, pos position) error {
+func (r *reader) leaveOut(in *input.File, pos position) error {
 	return r.add(textPiece{in: in, start: pos, leftOut: true}, position{Input: pos.Input + 1})
 }
 
 // countTooLong counts a line or row that is left out because it is too long.
-func (r *reader) countTooLong(in *input, at place) {
-	if r.encoding.isJSON(in.format) {
+func (r *reader) countTooLong(in *input.File, at place) {
+	if r.encoding.isJSON(in.Format) {
 		r.current.notes.Lines++
 	}
 	r.current.notes.addUnusable(tooLong, at.of(in))
 }
 
 // readLines reads JSON lines. It only cuts them, because decoding takes long.
-func (r *reader) readLines(s *stream, pos position) error {
+func (r *reader) readLines(s *input.Stream, pos position) error {
 	if leftOut, err := r.begin(s, &pos); leftOut || err != nil {
 		return err
 	}
@@ -129,7 +131,7 @@ func (r *reader) readLines(s *stream, pos position) error {
 		case n == 0:
 			return fmt.Errorf("line %d has more than %d bytes, which is the limit: shorten it, or let prepare leave such lines out with --invalid skip", pos.Line+1, maxLine)
 		}
-		piece := textPiece{text: r.buf[:n], in: s.in, start: pos}
+		piece := textPiece{text: r.buf[:n], in: s.File, start: pos}
 		pos.Offset += int64(n)
 		pos.Line += int64(bytes.Count(piece.text, []byte("\n")))
 		if r.ended {
@@ -143,9 +145,9 @@ func (r *reader) readLines(s *stream, pos position) error {
 }
 
 // leaveOutLine leaves out a line that is longer than the buffer.
-func (r *reader) leaveOutLine(s *stream, pos *position) error {
+func (r *reader) leaveOutLine(s *input.Stream, pos *position) error {
 	pos.Line++
-	r.countTooLong(s.in, place{"line", pos.Line})
+	r.countTooLong(s.File, place{"line", pos.Line})
 	for ended := false; !ended; {
 		if err := r.fill(s, chunkSize); err != nil {
 			return err
@@ -162,7 +164,7 @@ func (r *reader) leaveOutLine(s *stream, pos *position) error {
 }
 
 // readText reads a text: one document, or two if val begins inside it.
-func (r *reader) readText(s *stream, pos position) error {
+func (r *reader) readText(s *input.Stream, pos position) error {
 	if leftOut, err := r.begin(s, &pos); leftOut || err != nil {
 		return err
 	}
@@ -172,7 +174,7 @@ func (r *reader) readText(s *stream, pos position) error {
 			return err
 		}
 		if !pos.Within {
-			pos.Val = r.val.has(s.in, pos.Offset, r.buf)
+			pos.Val = r.val.has(s.File, pos.Offset, r.buf)
 			if leftOut, err := r.leaveOutInvalid(s, pos); leftOut || err != nil {
 				return err
 			}
@@ -180,12 +182,12 @@ func (r *reader) readText(s *stream, pos position) error {
 		n, ends := r.documentEnd(pos, n)
 		switch {
 		case n == 0 && ends && !pos.Within:
-			addLeftOut(&r.current.notes.Empty, 1, s.in.path)
+			addLeftOut(&r.current.notes.Empty, 1, s.File.Path)
 			return nil
 		case n == 0 && !ends:
 			return fmt.Errorf("no word ends in the %d bytes from byte %d on, which is the limit: break the text into lines", maxLine, pos.Offset)
 		}
-		piece := textPiece{text: r.buf[:n], in: s.in, start: pos, startsDocument: !pos.Within, endsDocument: ends}
+		piece := textPiece{text: r.buf[:n], in: s.File, start: pos, startsDocument: !pos.Within, endsDocument: ends}
 		pos.Offset += int64(n)
 		pos.Within = !ends
 		next, last := pos, r.ended && n == len(r.buf)
@@ -202,24 +204,24 @@ func (r *reader) readText(s *stream, pos position) error {
 // leaveOutInvalid leaves out an input that is not UTF-8, if the options say so. A document of the
 // input begins at pos. So that there is only one decompressor at a time, leaveOutInvalid closes a
 // compressed input, and opens it again after the check.
-func (r *reader) leaveOutInvalid(s *stream, pos position) (leftOut bool, err error) {
+func (r *reader) leaveOutInvalid(s *input.Stream, pos position) (leftOut bool, err error) {
 	if !r.encoding.leavesOutBinary() || r.ended { // a worker checks a document that is one piece
 		return false, nil
 	}
-	if s.decompressor != nil {
+	if s.Compressed() {
 		s.Close()
 	}
-	leftOut, err = s.in.hasInvalidUTF8()
-	if s.decompressor != nil {
+	leftOut, err = hasInvalidUTF8(s.File)
+	if s.Compressed() {
 		read := r.bytesRead
-		again, openError := s.in.open(pos.Offset+int64(len(r.buf)), r.countBytes)
+		again, openError := s.File.Open(pos.Offset+int64(len(r.buf)), r.countBytes)
 		if openError != nil {
 			return false, openError
 		}
 		*s, r.bytesRead = *again, read
 	}
 	if leftOut {
-		err = r.leaveOut(s.in, pos)
+		err = r.leaveOut(s.File, pos)
 	}
 	return leftOut, err
 }
@@ -233,9 +235,9 @@ func (r *reader) documentEnd(pos position, n int) (int, bool) {
 	return n, r.ended
 }
 
-// hasInvalidUTF8 reads the whole input and reports whether it is invalid UTF-8.
-func (in *input) hasInvalidUTF8() (bool, error) {
-	s, err := in.open(0, func(int) {})
+// hasInvalidUTF8 reads a whole input and reports whether it is invalid UTF-8.
+func hasInvalidUTF8(in *input.File) (bool, error) {
+	s, err := in.Open(0, func(int) {})
 	if err != nil {
 		return false, err
 	}
@@ -264,7 +266,7 @@ var byteOrderMark = []byte("\ufeff")
 
 // begin starts to read text at a position, and skips a byte order mark. It reports whether the
 // input is left out, and returns an error if the input does not begin like text.
-func (r *reader) begin(s *stream, pos *position) (leftOut bool, err error) {
+func (r *reader) begin(s *input.Stream, pos *position) (leftOut bool, err error) {
 	r.buf, r.ended = r.buf[:0], false
 	if err := r.fill(s, chunkSize); err != nil || pos.Offset > 0 {
 		return false, err
@@ -273,26 +275,26 @@ func (r *reader) begin(s *stream, pos *position) (leftOut bool, err error) {
 		r.drop(len(byteOrderMark))
 		pos.Offset = int64(len(byteOrderMark))
 	}
-	switch kind := nonTextContent(s.in, r.buf); {
-	case s.in.format == textFormat && (r.encoding.ids || r.encoding.masked || r.encoding.id != nil):
+	switch kind := s.File.NonTextContent(r.buf); {
+	case s.File.Format == input.Text && (r.encoding.ids || r.encoding.masked || r.encoding.id != nil):
 		// The options need fields, which a text lacks. Only a text with the name of a binary file
 		// gets here, because checkInputs rejects all others.
-		return true, r.leaveOut(s.in, *pos)
-	case s.decompressor == nil && isCompressedName(s.in.path) && !s.in.asText && !utf8.Valid(r.buf[:runeEnd(r.buf)]):
+		return true, r.leaveOut(s.File, *pos)
+	case !s.Compressed() && s.File.HasCompressedName() && !s.File.AsText && !utf8.Valid(r.buf[:runeEnd(r.buf)]):
 		return false, errors.New("is neither gzip nor zstd, and not text: copy or download the file again, or leave it out")
 	case kind == nil:
 		return false, nil
-	case kind.binary && r.encoding.leavesOutBinary():
-		return true, r.leaveOut(s.in, *pos)
+	case kind.Binary && r.encoding.leavesOutBinary():
+		return true, r.leaveOut(s.File, *pos)
 	default:
-		return false, kind.refused()
+		return false, kind.Refused()
 	}
 }
 
 // fillToCut reads until cut finds a place in the buffer or the input ends. It returns the length of
 // the text before that place. If the buffer is full and has no such place, it returns 0. Unless the
 // input has ended, the buffer has more text than that.
-func (r *reader) fillToCut(s *stream, cut func(text []byte) int) (int, error) {
+func (r *reader) fillToCut(s *input.Stream, cut func(text []byte) int) (int, error) {
 	for size := chunkSize; ; size *= 2 {
 		if err := r.fill(s, size); err != nil {
 			return 0, err
@@ -320,7 +322,7 @@ func (r *reader) fillToCut(s *stream, cut func(text []byte) int) (int, error) {
 }
 
 // fill reads until the buffer holds n bytes or the input ends.
-func (r *reader) fill(s *stream, n int) error {
+func (r *reader) fill(s *input.Stream, n int) error {
 	r.buf = slices.Grow(r.buf, max(0, n-len(r.buf)))
 	for len(r.buf) < n && !r.ended {
 		read, err := s.Read(r.buf[len(r.buf):n])
@@ -335,3 +337,10 @@ func (r *reader) fill(s *stream, n int) error {
 
 // drop removes the first n bytes of the buffer.
 func (r *reader) drop(n int) { r.buf = r.buf[:copy(r.buf, r.buf[n:])] }
+
+func totalSize(inputs []*input.File) (all int64) {
+	for _, in := range inputs {
+		all += in.Size()
+	}
+	return all
+}

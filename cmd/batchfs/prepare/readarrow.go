@@ -16,6 +16,7 @@ import (
 	flatbuffers "github.com/google/flatbuffers/go"
 
 	tokenfile "batchfs/cache/format"
+	"batchfs/cmd/batchfs/prepare/input"
 )
 
 // maxArrowBuffer limits a record batch as it is stored, and each buffer that is decompressed, in
@@ -24,7 +25,7 @@ var maxArrowBuffer = 2 << 30
 
 // readArrow reads the columns of an Arrow stream that the fields lead to, one document for each
 // row. An Arrow file contains a stream after its first 8 bytes.
-func (r *reader) readArrow(s *stream, pos position) (err error) {
+func (r *reader) readArrow(s *input.Stream, pos position) (err error) {
 	allocator := &arrowAllocator{Allocator: memory.NewGoAllocator()}
 	invalid := func(err error) error {
 		if allocator.refused > 0 {
@@ -44,14 +45,14 @@ func (r *reader) readArrow(s *stream, pos position) (err error) {
 	switch {
 	case isFile && len(begin) == 12 && binary.LittleEndian.Uint32(begin[8:]) < minArrowSchema:
 		s.Reader = buffered
-		whole, spooled, err := r.seekable(s)
+		whole, spooled, err := s.Seekable(r.scratchDir)
 		if err != nil {
 			return err
 		}
 		if spooled {
-			defer whole.file.Close()
+			defer whole.Close()
 		}
-		file, size, err := whole.content()
+		file, size, err := whole.Content()
 		if err != nil {
 			return err
 		}
@@ -61,11 +62,11 @@ func (r *reader) readArrow(s *stream, pos position) (err error) {
 		// Bytes that Peek has read and counted, and that are read again.
 		counted := buffered.Buffered()
 		if spooled {
-			counted = int(s.in.size())
+			counted = int(s.File.Size())
 		}
 		r.countBytes(-counted)
-		read, stored := 0, float64(s.in.size())/float64(size)
-		from = io.TeeReader(from, countWriter(func(n int) {
+		read, stored := 0, float64(s.File.Size())/float64(size)
+		from = io.TeeReader(from, input.CountWriter(func(n int) {
 			r.countBytes(int(stored*float64(read+n)) - int(stored*float64(read)))
 			read += n
 		}))
@@ -85,7 +86,7 @@ func (r *reader) readArrow(s *stream, pos position) (err error) {
 	if err := r.encoding.selectColumns(schema); err != nil {
 		return err
 	}
-	rows := &arrowReader{reader: r, in: s.in, schema: schema, pos: pos}
+	rows := &arrowReader{reader: r, in: s.File, schema: schema, pos: pos}
 	first := int64(0)
 	for batches.Next() {
 		batch := batches.RecordBatch()
@@ -353,7 +354,7 @@ func newArrowColumn(index int, f arrow.Field) *column {
 // An arrowReader reads rows of record batches.
 type arrowReader struct {
 	reader *reader
-	in     *input
+	in     *input.File
 	schema *column // of what is read
 	pos    position
 	row    rowJSON

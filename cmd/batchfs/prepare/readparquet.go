@@ -5,29 +5,27 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strconv"
 	"strings"
 
 	parquetgo "github.com/parquet-go/parquet-go"
 	parquetformat "github.com/parquet-go/parquet-go/format"
+
+	"batchfs/cmd/batchfs/prepare/input"
 )
 
 // readParquet reads the columns of a parquet file that the fields lead to, one document for each
 // row.
-func (r *reader) readParquet(s *stream, pos position) (err error) {
+func (r *reader) readParquet(s *input.Stream, pos position) (err error) {
 	defer recoverBroken(&err)
-	if s.in.part != nil && s.decompressor != nil {
-		return errCompressedPart
-	}
-	from, spooled, err := r.seekable(s)
+	from, spooled, err := s.Seekable(r.scratchDir)
 	if err != nil {
 		return err
 	}
 	if spooled {
-		defer from.file.Close()
+		defer from.Close()
 	}
-	file, f, err := from.openParquet()
+	file, f, err := openParquet(from)
 	if err != nil {
 		return err
 	}
@@ -38,14 +36,14 @@ func (r *reader) readParquet(s *stream, pos position) (err error) {
 	}
 	size := f.Size()
 	if spooled { // spooling has counted all bytes
-		size = s.in.size()
+		size = s.File.Size()
 		r.countBytes(-int(size))
 	}
-	p := &parquetReader{reader: r, schema: schema, in: s.in, pos: pos, rowBytes: float64(size) / float64(max(1, f.NumRows()))}
+	p := &parquetReader{reader: r, schema: schema, in: s.File, pos: pos, rowBytes: float64(size) / float64(max(1, f.NumRows()))}
 	r.countBytes(p.bytesBefore(pos.Offset))
 	row := int64(0)
 	for i, group := range f.RowGroups() {
-		if part := s.in.part; part != nil && (int64(i) < part.begin || int64(i) >= part.end) {
+		if part := s.File.Part; part != nil && (int64(i) < part.Begin || int64(i) >= part.End) {
 			p.pos.Offset = max(p.pos.Offset, row+group.NumRows())
 		}
 		if row+group.NumRows() > p.pos.Offset {
@@ -76,29 +74,27 @@ func recoverBroken(err *error) {
 }
 
 // openParquet opens the content of s as a parquet file.
-func (s *stream) openParquet() (file io.ReaderAt, f *parquetgo.File, err error) {
-	file, size, err := s.content()
+func openParquet(s *input.Stream) (file io.ReaderAt, f *parquetgo.File, err error) {
+	file, size, err := s.Content()
 	if err != nil {
 		return nil, nil, err
 	}
 	f, err = parquetgo.OpenFile(file, size, parquetgo.SkipPageIndex(true), parquetgo.SkipBloomFilters(true))
-	if err != nil && s.in.remote == nil {
+	if err != nil && !s.File.InStore() {
 		err = fmt.Errorf("cannot be read as Parquet: %w; if it is not complete, copy or download it again", err)
 	}
 	return file, f, err
 }
 
 // rowGroupSizes returns the size of each row group of a parquet file in bytes, as stored.
-func (in *input) rowGroupSizes() (sizes []int64, err error) {
+func rowGroupSizes(in *input.File) (sizes []int64, err error) {
 	defer recoverBroken(&err)
-	s := &stream{in: in}
-	if in.remote == nil {
-		if s.file, err = os.Open(in.path); err != nil {
-			return nil, err
-		}
-		defer s.file.Close()
+	s, err := in.OpenStored()
+	if err != nil {
+		return nil, err
 	}
-	_, f, err := s.openParquet()
+	defer s.Close()
+	_, f, err := openParquet(s)
 	if err != nil {
 		return nil, err
 	}
@@ -115,7 +111,7 @@ func (in *input) rowGroupSizes() (sizes []int64, err error) {
 // A parquetReader reads rows of a parquet file.
 type parquetReader struct {
 	reader   *reader
-	in       *input
+	in       *input.File
 	schema   *column // of what is read
 	pos      position
 	rowBytes float64        // average size of a row on disk
@@ -379,34 +375,4 @@ func (l *parquetLeaf) fill() {
 func (l *parquetLeaf) close() {
 	parquetgo.Release(l.page)
 	l.pages.Close()
-}
-
-// seekable returns s, or, if its content cannot be read at any offset because it is compressed or a
-// pipe, a stream of an unnamed file to which it spools the content.
-func (r *reader) seekable(s *stream) (from *stream, spooled bool, err error) {
-	if !s.in.readableOnce() && s.decompressor == nil {
-		return s, false, nil
-	}
-	file, err := os.CreateTemp(r.scratchDir, ".parquet-")
-	if err != nil {
-		return nil, false, err
-	}
-	os.Remove(file.Name())
-	if _, err := io.Copy(file, s); err != nil {
-		file.Close()
-		return nil, false, err
-	}
-	return &stream{in: s.in, file: file}, true, nil
-}
-
-// content returns what a seekable stream reads, and its size in bytes.
-func (s *stream) content() (file io.ReaderAt, size int64, err error) {
-	if s.file == nil {
-		return &remoteReaderAt{file: s.in.remote}, s.in.remote.Size, nil
-	}
-	info, err := s.file.Stat()
-	if err != nil {
-		return nil, 0, err
-	}
-	return s.file, info.Size(), nil
 }

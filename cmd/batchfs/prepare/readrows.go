@@ -5,11 +5,13 @@ import (
 	"math"
 	"strconv"
 	"unicode/utf8"
+
+	"batchfs/cmd/batchfs/prepare/input"
 )
 
 // addRow adds the text of a row, or its JSON, and advances pos. exceeds says that it has more than
 // maxLine bytes.
-func (r *reader) addRow(in *input, row []byte, exceeds bool, pos *position) error {
+func (r *reader) addRow(in *input.File, row []byte, exceeds bool, pos *position) error {
 	piece := textPiece{text: row, in: in, start: *pos, startsDocument: true, endsDocument: true}
 	pos.Offset++
 	switch {

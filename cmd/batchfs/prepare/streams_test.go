@@ -536,3 +536,43 @@ func TestPrepareGlobs(t *testing.T) {
 		}
 	}
 }
+
+// prepare announces large windows, and reads such files with --invalid skip, too, which reads texts
+// twice.
+func TestPrepareLargeWindow(t *testing.T) {
+	useSmallChunks(t, 4<<10, 1<<20)
+	text := strings.Repeat("many words ", 1<<12)
+	writeFilesHere(t, map[string]string{"a.txt.zst": testfiles.ZstdFrame(21<<3, text), "b.jsonl.zst": zstandard("{\"text\": \"last\"}\n"), "c": text + "\xff"})
+	for _, invalid := range []string{"error", "skip"} {
+		said := prepared(t, "a.txt.zst b.jsonl.zst --by byte --val 0 --force --out out --invalid "+invalid)
+		const want = "decompressing takes up to 2.1 GB of memory, because zstd --long compressed 1 file; the one with the largest window is a.txt.zst\n"
+		if got := decoded(readManifest(t), readTokens(t, "out/train.bin")); got != text+"last" || !strings.Contains(said, want) {
+			t.Errorf("--invalid %s: %d bytes of text, want %d; said %q", invalid, len(got), len(text)+4, said)
+		}
+	}
+}
+
+// --invalid skip leaves out no compressed file, because it may hold text.
+func TestPrepareKeepsCompressedFiles(t *testing.T) {
+	for name, test := range map[string]struct{ content, want string }{
+		"a.gz":        {"\x00\x01\xff\x02", "is neither gzip nor zstd, and not text"},
+		"a.jsonl.zst": {"\x25\xb5\x2f\xfd\x00", "is neither gzip nor zstd, and not text"},
+		"a.bz2":       {"", "is a bzip2 file, not text (--as text encodes it as it is): decompress it"},
+		"a":           {"BZh51AY&SY\x00\x01\xff", "is a bzip2 file"},
+		"a.txt":       {"\xfd7zXZ\x00\x00", "is an xz file"},
+		"a.lz4":       {"", "is an LZ4 file"},
+		"lz4":         {"\x04\x22\x4d\x18\x00", "is an LZ4 file"},
+		"a.br":        {"", "is a compressed file"},
+		"cut.gz":      {gzipped("some text")[:20], "is truncated: its compressed data has no end"},
+		"cut.zst":     {zstandard("some text")[:12], "is truncated: its compressed data has no end"},
+		"more.gz":     {gzipped("some text") + "\x00more", "has bytes after the end of the compressed data"},
+		"more.zst":    {zstandard("some text") + "more", "has bytes after the end of the compressed data"},
+	} {
+		writeFilesHere(t, map[string]string{name: test.content})
+		for _, invalid := range []string{"error", "skip"} {
+			wantError(t, name+" --by pairs --val 0 --force --out out --invalid "+invalid, name+": "+test.want)
+		}
+	}
+	writeFilesHere(t, map[string]string{"BZh.txt": "BZh9 is no bzip2 file", "plain.gz": "plain text"})
+	prepared(t, "BZh.txt plain.gz --by pairs --val 0 --force --out out --invalid skip")
+}

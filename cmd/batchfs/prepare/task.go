@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"batchfs/cmd/batchfs/command"
+	"batchfs/cmd/batchfs/prepare/input"
 	"batchfs/cmd/batchfs/prepare/units"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/cmd/batchfs/vocabulary"
@@ -32,7 +33,7 @@ func (o *options) openJob() (*job, error) {
 	if err != nil {
 		return nil, err
 	}
-	out, err := o.job.stores.outputAt(o.dir)
+	out, err := o.job.stores.OutputAt(o.dir)
 	if err != nil {
 		return nil, fmt.Errorf("--out: %w", err)
 	}
@@ -217,19 +218,19 @@ func (j *job) unitPlan(unit int) (*plan, error) {
 	p := &plan{settings: j.settings, encoding: j.encoding, val: valRule{fraction: j.settings.Val}}
 	u := j.plan.Units[unit]
 	for _, planned := range j.plan.InputsOf(unit) {
-		in := &input{path: planned.Name, format: inputFormat(planned.Format), asText: j.settings.As == textFormat, val: planned.Val}
-		var err error
-		if object, ok := planned.Object(); ok { // each read checks its version
-			in.info = remoteInfo{object}
-			in.remote, err = j.o.job.stores.file(object)
-		} else if in.info, err = statInput(in.path); err == nil && (!in.info.Mode().IsRegular() || !in.state().Equal(planned.State)) {
-			err = fmt.Errorf("%s: has changed since it was planned: restore it, or make a new plan and write to another --out", in.path)
+		in, err := j.o.job.stores.Planned(planned)
+		if err == nil && !in.InStore() { // otherwise, each read checks its version
+			err = in.Stat()
+			if err == nil && (in.ReadableOnce() || !in.State().Equal(planned.State)) {
+				err = fmt.Errorf("%s: has changed since it was planned: restore it, or make a new plan and write to another --out", in.Path)
+			}
 		}
 		if err != nil {
 			return nil, err
 		}
+		in.AsText = j.settings.As == input.Text
 		if u.End > 0 {
-			in.part = &part{begin: u.Begin, end: u.End, bytes: u.Bytes}
+			in.Part = &input.Part{Begin: u.Begin, End: u.End, Bytes: u.Bytes}
 		}
 		p.inputs = append(p.inputs, in)
 	}

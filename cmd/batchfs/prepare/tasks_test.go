@@ -3,7 +3,6 @@ package prepare
 import (
 	"bytes"
 	"fmt"
-	"io"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -16,39 +15,9 @@ import (
 	parquetgo "github.com/parquet-go/parquet-go"
 
 	"batchfs/cmd/batchfs/internal/testfiles"
+	"batchfs/cmd/batchfs/prepare/input"
 	"batchfs/cmd/batchfs/vocabulary"
 )
-
-// Wherever JSON lines are divided, each line is in exactly one part, and whole.
-func TestLinesAreDividedAtEveryBorder(t *testing.T) {
-	writeFilesHere(t, map[string]string{"a.jsonl": "one\n\nthree\r\n\n\n" + strings.Repeat("x", 40) + "\n1\nlast", "b.jsonl": "\n", "c.jsonl": "no newline"})
-	for _, path := range []string{"a.jsonl", "b.jsonl", "c.jsonl"} {
-		info, err := os.Stat(path)
-		testfiles.NoError(t, err)
-		whole, err := os.ReadFile(path)
-		testfiles.NoError(t, err)
-		read := func(begin, end int64) string {
-			in := &input{path: path, format: jsonlFormat, info: info, part: &part{begin: begin, end: end, bytes: end - begin}}
-			counted := 0
-			s, err := in.open(0, func(n int) { counted += n })
-			testfiles.NoError(t, err)
-			defer s.Close()
-			text, err := io.ReadAll(s)
-			testfiles.NoError(t, err)
-			if text := string(text); !strings.HasSuffix("\n"+text, "\n") && !strings.HasSuffix(string(whole), text) {
-				t.Errorf("%s from %d to %d ends within a line: %q", path, begin, end, text)
-			}
-			return string(text)
-		}
-		for first := range info.Size() + 1 {
-			for second := first; second <= info.Size(); second++ {
-				if got := read(0, first) + read(first, second) + read(second, info.Size()); got != string(whole) {
-					t.Errorf("%s is divided at %d and %d: %q, want %q", path, first, second, got, whole)
-				}
-			}
-		}
-	}
-}
 
 // Wherever a parquet file is divided, each row is in exactly one part, under its own number.
 func TestRowGroupsAreDividedAtEveryBorder(t *testing.T) {
@@ -67,12 +36,12 @@ func TestRowGroupsAreDividedAtEveryBorder(t *testing.T) {
 	}
 	testfiles.NoError(t, w.Close())
 	writeFilesHere(t, map[string]string{"a.parquet": file.String()})
-	in := &input{path: "a.parquet", format: parquetFormat}
-	sizes, err := in.rowGroupSizes()
+	in := &input.File{Path: "a.parquet", Format: input.Parquet}
+	sizes, err := rowGroupSizes(in)
 	if err != nil || len(sizes) != 5 {
 		t.Fatalf("row groups %d, %v", sizes, err)
 	}
-	in.info, err = os.Stat("a.parquet")
+	in.Info, err = os.Stat("a.parquet")
 	testfiles.NoError(t, err)
 	for _, flags := range []string{"", "text:1"} {
 		for first := range int64(6) {
@@ -80,11 +49,11 @@ func TestRowGroupsAreDividedAtEveryBorder(t *testing.T) {
 				var got []string
 				for _, border := range [][2]int64{{0, first}, {first, second}, {second, 5}} {
 					piece := *in
-					piece.part = &part{begin: border[0], end: border[1]}
+					piece.Part = &input.Part{Begin: border[0], End: border[1]}
 					s := settings{By: vocabulary.Byte, Field: "text", Mask: flags}
 					e, err := newEncoding(&s, nil)
 					testfiles.NoError(t, err)
-					r := newReader(&plan{settings: s, inputs: []*input{&piece}, encoding: e}, t.TempDir(), func(ch *chunk) error {
+					r := newReader(&plan{settings: s, inputs: []*input.File{&piece}, encoding: e}, t.TempDir(), func(ch *chunk) error {
 						for _, p := range ch.pieces {
 							got = append(got, fmt.Sprintf("%d %s", p.start.Offset, p.text))
 						}

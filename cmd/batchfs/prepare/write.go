@@ -13,6 +13,7 @@ import (
 	"slices"
 	"time"
 
+	"batchfs/cmd/batchfs/prepare/input"
 	"batchfs/cmd/batchfs/prepare/units"
 	"batchfs/cmd/batchfs/vocabulary"
 )
@@ -36,7 +37,7 @@ type writer struct {
 func newWriter(p *plan, work *workDir, state *checkpoint, progress *progress) *writer {
 	began := time.Now()
 	_, documents := linesOrRows(p.inputs)
-	w := &writer{work: work, state: state, documents: documents, canResume: !slices.ContainsFunc(p.inputs, (*input).readableOnce),
+	w := &writer{work: work, state: state, documents: documents, canResume: !slices.ContainsFunc(p.inputs, (*input.File).ReadableOnce),
 		progress: progress, began: began, nextSave: began.Add(time.Second)}
 	out := &outputOptions{dir: work.dir, format: outputFormats[p.settings.Format], width: p.encoding.width,
 		maxTokens: p.settings.ShardTokens, masked: p.encoding.masked, tokenizer: p.encoding.tokenizer.Name()}

@@ -41,6 +41,20 @@ func Write(t testing.TB, files map[string]string) {
 	}
 }
 
+// WriteHere makes a new directory the working directory, and writes files there.
+func WriteHere(t testing.TB, files map[string]string) {
+	t.Helper()
+	t.Chdir(t.TempDir())
+	Write(t, files)
+}
+
+// ZstdFrame returns a file of zstd with an uncompressed block. descriptor holds the window, as in
+// RFC 8878, section 3.1.1.1.2.
+func ZstdFrame(descriptor byte, content string) string {
+	n := len(content)<<3 | 1
+	return string([]byte{0x28, 0xb5, 0x2f, 0xfd, 0, descriptor, byte(n), byte(n >> 8), byte(n >> 16)}) + content
+}
+
 // Positions writes token files with the given numbers of tokens. A token has 4 bytes; its value is
 // its position in all files together, sorted by name.
 func Positions(t testing.TB, files map[string]int) {

@@ -1,4 +1,4 @@
-package prepare
+package input
 
 import (
 	"maps"
@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"batchfs/cache/store"
 	"batchfs/cmd/batchfs/internal/testfiles"
@@ -23,13 +24,13 @@ func links(t *testing.T, pairs ...string) {
 
 // foundPaths returns the paths of inputs, and of the side files that were left out, as one line.
 func foundPaths(args string, include ...string) string {
-	inputs, leftOut, err := findInputs(strings.Fields(args), include, "", nil, nil)
+	inputs, leftOut, err := Find(strings.Fields(args), include, "", nil, nil)
 	if err != nil {
 		return err.Error()
 	}
 	var paths []string
 	for _, in := range inputs {
-		paths = append(paths, in.path)
+		paths = append(paths, in.Path)
 	}
 	found := strings.Join(paths, " ")
 	if len(leftOut) > 0 {
@@ -40,7 +41,7 @@ func foundPaths(args string, include ...string) string {
 
 // A link counts as what it leads to, and each file counts once for an argument.
 func TestFindFollowsLinks(t *testing.T) {
-	writeFilesHere(t, map[string]string{"a/1.txt": "", "a/s/2.txt": "", "b/3.txt": "", "out/4.txt": "", "f/x.txt": "", "f/y.txt": ""})
+	testfiles.WriteHere(t, map[string]string{"a/1.txt": "", "a/s/2.txt": "", "b/3.txt": "", "out/4.txt": "", "f/x.txt": "", "f/y.txt": ""})
 	links(t,
 		"a/3.txt", "../b/3.txt", // a file
 		"a/up", "..", // a directory that contains the link
@@ -85,11 +86,11 @@ func TestFindFollowsLinks(t *testing.T) {
 	}
 	// These lead into each other, so each has all files, once.
 	for _, arg := range []string{"a", "b", "a/**", "b/**/*.txt", "a/up"} {
-		inputs, _, err := findInputs([]string{arg}, nil, "", nil, nil)
+		inputs, _, err := Find([]string{arg}, nil, "", nil, nil)
 		testfiles.NoError(t, err)
 		var names []string
 		for _, in := range inputs {
-			names = append(names, filepath.Base(in.path))
+			names = append(names, filepath.Base(in.Path))
 		}
 		slices.Sort(names)
 		if got, want := strings.Join(names, " "), "1.txt 2.txt 3.txt 4.txt x.txt y.txt"; got != want {
@@ -102,7 +103,7 @@ func TestFindFollowsLinks(t *testing.T) {
 // of paths.
 func TestFindEndsWithManyLinks(t *testing.T) {
 	const n = 12
-	writeFilesHere(t, nil)
+	testfiles.WriteHere(t, nil)
 	for i := range n {
 		dir := "d" + string(rune('A'+i))
 		testfiles.Write(t, map[string]string{dir + "/" + dir: ""})
@@ -119,7 +120,7 @@ func TestFindEndsWithManyLinks(t *testing.T) {
 
 // A link that leads nowhere is an error that names it, if it would be read.
 func TestFindNamesDanglingLinks(t *testing.T) {
-	writeFilesHere(t, map[string]string{"a/1.txt": ""})
+	testfiles.WriteHere(t, map[string]string{"a/1.txt": ""})
 	links(t, "a/2.txt", "blobs/2", "a/.3", "gone", "loop/1", "1")
 	const want = "a/2.txt: is a symbolic link to blobs/2, which does not exist: restore that file, or remove the link"
 	for _, args := range []string{"a", "a/*.txt", "a/**", "a/2.txt", "a/1.txt a/2.txt"} {
@@ -145,7 +146,7 @@ func TestFindNamesDanglingLinks(t *testing.T) {
 // The cache of the Hugging Face Hub keeps files under their hashes, and links to them under their
 // names.
 func TestFindInHubCache(t *testing.T) {
-	writeFilesHere(t, map[string]string{
+	testfiles.WriteHere(t, map[string]string{
 		"hub/datasets--x/blobs/aa": "{}", "hub/datasets--x/blobs/bb": "{}", "hub/datasets--x/blobs/cc": "# x", "hub/datasets--x/refs/main": "r1\n",
 		"hub/datasets--y/blobs/dd": "{}", "hub/datasets--y/snapshots/r3/d.jsonl": "", "empty/blobs/aa": "",
 	})
@@ -187,7 +188,7 @@ func TestFindLeavesOutSideFiles(t *testing.T) {
 		for _, name := range side {
 			files[name] = ""
 		}
-		writeFilesHere(t, files)
+		testfiles.WriteHere(t, files)
 		want := data + " without " + strings.Join(side, " ")
 		if !left {
 			want = strings.Join(slices.Sorted(maps.Keys(files)), " ")
@@ -213,7 +214,7 @@ func TestFindLeavesOutSideFiles(t *testing.T) {
 // is not a pattern.
 func TestFindObjects(t *testing.T) {
 	keys := []string{"in/b.jsonl", "in/en/", "in/en/a.jsonl", "in/x1.txt", "in/x[1", "in/x[1].txt", "in/x[1].txt.gz"}
-	s := &stores{clients: map[string]*store.Client{"s3": {}}, listed: map[string][]store.Object{}}
+	s := &Stores{clients: map[string]*store.Client{"s3": {}}, listed: map[string][]store.Object{}}
 	for _, prefix := range []string{"in", "in/", "in/x"} {
 		for _, key := range keys {
 			size := int64(1)
@@ -251,17 +252,17 @@ func TestFindObjects(t *testing.T) {
 	}
 }
 
-// As for the kernel, .. after a symbolic link is the directory above its target.
-func TestFindBesideTheTargetOfALink(t *testing.T) {
-	writeFilesHere(t, map[string]string{"real/sub/a.txt": "A", "real/x.txt": "meant", "x.txt": "wrong", "real/sub/deep/b.txt": "B"})
-	testfiles.NoError(t, os.Symlink("real/sub", "link"))
-	for args, want := range map[string]string{
-		"link/../x.txt": "meant", "./link/deep/../../x.txt": "meant", "link/../*.txt": "meant", "link/..": "ABmeant",
-		"real/../x.txt": "wrong", "real/sub/../../x.txt": "wrong", "link/../sub/a.txt": "A",
-	} {
-		prepared(t, args+" --by byte --val 0 --out out --force")
-		if got := decoded(readManifest(t), readTokens(t, "out/train.bin")); got != want {
-			t.Errorf("%s: read %q, want %q", args, got, want)
+// A text that has changed since it was found is an error, even if its size is the same.
+func TestPrepareChangedText(t *testing.T) {
+	testfiles.WriteHere(t, map[string]string{"a": "abc"})
+	for _, now := range []string{"longer", "xyz"} {
+		inputs, _, err := Find([]string{"a"}, nil, "", nil, nil)
+		testfiles.NoError(t, err)
+		testfiles.Write(t, map[string]string{"a": now})
+		later := time.Now().Add(time.Second)
+		testfiles.NoError(t, os.Chtimes("a", later, later))
+		if _, err := inputs[0].Open(0, func(int) {}); err == nil || !strings.Contains(err.Error(), "changed while prepare read it") {
+			t.Errorf("error %v, want one that says that it changed", err)
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package prepare
+package input
 
 import (
 	"bytes"
@@ -14,31 +14,31 @@ import (
 	tokenfile "batchfs/cache/format"
 )
 
-// A nonText is a kind of file that prepare refuses to read as text.
-type nonText struct {
+// A NonText is a kind of file that prepare refuses to read as text.
+type NonText struct {
 	what       string
 	extensions string // separated by spaces
 	magic      string // first bytes; empty if only the name tells
 	remedy     string
-	binary     bool // whether --invalid skip leaves such files out
+	Binary     bool // whether --invalid skip leaves such files out
 }
 
 const fromCSV = "write its rows as JSON lines: python3 -c 'import csv, json, sys; csv.field_size_limit(1 << 30); " +
 	"[print(json.dumps(row)) for row in csv.DictReader(sys.stdin%s)]' <FILE >FILE.jsonl"
 
 var (
-	jsonList   = &nonText{what: "a JSON list", remedy: "write one object per line: jq -c '.[]' FILE >FILE.jsonl"}
-	jsonObject = &nonText{what: "a JSON object on several lines", remedy: "write it as one line: jq -c . FILE >FILE.jsonl, " +
+	jsonList   = &NonText{what: "a JSON list", remedy: "write one object per line: jq -c '.[]' FILE >FILE.jsonl"}
+	jsonObject = &NonText{what: "a JSON object on several lines", remedy: "write it as one line: jq -c . FILE >FILE.jsonl, " +
 		"or, if it has a list data of documents: jq -c '.data[]' FILE >FILE.jsonl"}
-	jsonLines   = &nonText{what: "a file of JSON lines", remedy: "use --as jsonl, or call it FILE.jsonl"}
-	bzip2File   = &nonText{what: "a bzip2 file", extensions: ".bz2", remedy: decompress}
-	arrowStream = &nonText{what: "an Arrow stream", remedy: "use --as arrow, or call it FILE.arrow", binary: true}
-	utf16       = &nonText{what: "UTF-16", remedy: "convert it: iconv -f UTF-16 -t UTF-8 FILE >FILE.txt", binary: true}
+	jsonLines   = &NonText{what: "a file of JSON lines", remedy: "use --as jsonl, or call it FILE.jsonl"}
+	bzip2File   = &NonText{what: "a bzip2 file", extensions: ".bz2", remedy: decompress}
+	arrowStream = &NonText{what: "an Arrow stream", remedy: "use --as arrow, or call it FILE.arrow", Binary: true}
+	utf16       = &NonText{what: "UTF-16", remedy: "convert it: iconv -f UTF-16 -t UTF-8 FILE >FILE.txt", Binary: true}
 )
 
 // The kinds that a name or the first bytes tell. Names come first, because many kinds are zip
 // archives.
-var nonTexts = []*nonText{
+var nonTexts = []*NonText{
 	{"a CSV table", ".csv", "", fmt.Sprintf(fromCSV, ""), false},
 	{"a TSV table", ".tsv", "", fmt.Sprintf(fromCSV, `, dialect="excel-tab"`), false},
 	{"a NumPy array", ".npy", tokenfile.NpyMagic, "if it holds token ids, mount it without prepare", true},
@@ -70,12 +70,14 @@ func withoutCompression(path string) string {
 // fileExtension returns the extension of a path, in lower case and without that of a compression.
 func fileExtension(path string) string { return filepath.Ext(withoutCompression(path)) }
 
-// isCompressedName reports whether a file should be gzip or zstd, going by its name.
-func isCompressedName(path string) bool { return withoutCompression(path) != strings.ToLower(path) }
+// HasCompressedName reports whether a file should be gzip or zstd, going by its name.
+func (in *File) HasCompressedName() bool {
+	return withoutCompression(in.Path) != strings.ToLower(in.Path)
+}
 
-// nonTextName returns what a name tells, or nil.
-func nonTextName(path string) *nonText {
-	extension := fileExtension(path)
+// NonTextName returns what the name of an input tells, or nil.
+func (in *File) NonTextName() *NonText {
+	extension := fileExtension(in.Path)
 	for _, kind := range nonTexts {
 		if slices.Contains(strings.Fields(kind.extensions), extension) {
 			return kind
@@ -93,23 +95,23 @@ var (
 // other formats that resemble JSON, such as a.jsonc.
 var jsonName = regexp.MustCompile(`(?i)\.(json|jsonl|jsonlines|ndjson)([-_.]\d.*)?$`)
 
-// nonTextContent returns what the beginning of an input tells, or nil.
-func nonTextContent(in *input, beginning []byte) *nonText {
+// NonTextContent returns what the beginning of an input tells, or nil.
+func (in *File) NonTextContent(beginning []byte) *NonText {
 	begin := beginning[:min(len(beginning), 8<<10)]
-	extension := fileExtension(in.path)
-	mayBeJSON := extension == "" || extension == ".txt" || extension == ".jl" || jsonName.MatchString(filepath.Base(in.path))
+	extension := fileExtension(in.Path)
+	mayBeJSON := extension == "" || extension == ".txt" || extension == ".jl" || jsonName.MatchString(filepath.Base(in.Path))
 	switch {
-	case in.asText:
+	case in.AsText:
 		return nil
 	case bytes.HasPrefix(begin, []byte("\xff\xfe")), bytes.HasPrefix(begin, []byte("\xfe\xff")):
 		return utf16
 	case tokenfile.IsBzip2(begin):
 		return bzip2File
-	case in.format == jsonlFormat && bytes.HasPrefix(bytes.TrimSpace(begin), []byte("[")), mayBeJSON && listStart.Match(begin):
+	case in.Format == JSONL && bytes.HasPrefix(bytes.TrimSpace(begin), []byte("[")), mayBeJSON && listStart.Match(begin):
 		return jsonList
-	case in.format == jsonlFormat && openObjectLine.Match(begin):
+	case in.Format == JSONL && openObjectLine.Match(begin):
 		return jsonObject
-	case in.format == jsonlFormat:
+	case in.Format == JSONL:
 		return nil
 	case mayBeJSON && bytes.HasPrefix(begin, []byte("{")):
 		if line, _, _ := bytes.Cut(beginning, []byte("\n")); jsontext.Value(line).IsValid() {
@@ -137,10 +139,11 @@ func nonTextContent(in *input, beginning []byte) *nonText {
 	if kind := http.DetectContentType(begin); !strings.HasPrefix(kind, "text/") && kind != "application/octet-stream" {
 		what += " (" + kind + ")"
 	}
-	return &nonText{what: what, remedy: onlyText, binary: true}
+	return &NonText{what: what, remedy: onlyText, Binary: true}
 }
 
-func (n *nonText) refused() error {
+// Refused returns the error for a file of this kind.
+func (n *NonText) Refused() error {
 	remedy := n.remedy
 	if !strings.HasSuffix(remedy, onlyText) {
 		remedy += "; to leave it out, " + onlyText

@@ -1,4 +1,4 @@
-package prepare
+package input
 
 import (
 	"context"
@@ -22,19 +22,19 @@ import (
 // remoteTimeout is the timeout of clients. A task waits longer than a reader of a mount would.
 const remoteTimeout = 4 * time.Minute
 
-// stores opens the stores that s3:// and gs:// names are in. It belongs to one goroutine.
-type stores struct {
-	ctx     context.Context
-	flags   config.Flags
+// Stores opens the stores that s3:// and gs:// names are in. It belongs to one goroutine.
+type Stores struct {
+	Ctx     context.Context
+	Flags   config.Flags
 	clients map[string]*store.Client  // by scheme
 	listed  map[string][]store.Object // by URL of the prefix
 }
 
-func (s *stores) client(scheme string) (*store.Client, error) {
+func (s *Stores) client(scheme string) (*store.Client, error) {
 	if c := s.clients[scheme]; c != nil {
 		return c, nil
 	}
-	table, err := s.flags.LoadStore()
+	table, err := s.Flags.LoadStore()
 	if err != nil {
 		return nil, err
 	}
@@ -49,21 +49,21 @@ func (s *stores) client(scheme string) (*store.Client, error) {
 	return c, nil
 }
 
-// output returns the directory or prefix that a file is in, and its name there.
-func (s *stores) output(file string) (units.Output, string, error) {
+// Output returns the directory or prefix that a file is in, and its name there.
+func (s *Stores) Output(file string) (units.Output, string, error) {
 	dir, name := path.Split(file)
-	out, err := s.outputAt(dir)
+	out, err := s.OutputAt(dir)
 	return out, name, err
 }
 
-// outputAt returns the output with this path or URL.
-func (s *stores) outputAt(dir string) (units.Output, error) {
+// OutputAt returns the output with this path or URL.
+func (s *Stores) OutputAt(dir string) (units.Output, error) {
 	o, ok := store.Parse(dir)
 	switch {
 	case !ok && isURL(dir):
 		return nil, fmt.Errorf("%s: is not in a store that speaks S3, whose URLs begin with s3:// or gs://: use one of these, or a local directory", dir)
 	case !ok:
-		return units.Folder(filepath.Clean(resolveParents(dir))), nil
+		return units.Folder(filepath.Clean(ResolveParents(dir))), nil
 	}
 	if o.Bucket == "" {
 		return nil, fmt.Errorf("%s: name a bucket, as in %s://bucket/tokens", dir, o.Scheme)
@@ -85,9 +85,20 @@ type remoteFile struct {
 	store.Object
 }
 
-func (s *stores) file(o store.Object) (*remoteFile, error) {
+// Planned returns an input of a plan file. If it is not in a store, its info is nil.
+func (s *Stores) Planned(in units.Input) (*File, error) {
+	to := &File{Path: in.Name, Format: Format(in.Format), Val: in.Val}
+	if o, ok := in.Object(); ok {
+		return to, s.find(to, o)
+	}
+	return to, nil
+}
+
+// find makes an object the content of an input.
+func (s *Stores) find(in *File, o store.Object) error {
 	c, err := s.client(o.Scheme)
-	return &remoteFile{s.ctx, c, o}, err
+	in.Info, in.remote = remoteInfo{o}, &remoteFile{s.Ctx, c, o}
+	return err
 }
 
 func (f *remoteFile) open() *store.Stream { return f.client.Open(f.ctx, f.Object) }
@@ -105,7 +116,7 @@ func (i remoteInfo) Sys() any           { return nil }
 // objects returns the objects that a URL names, sorted: one object, all below a prefix, or those
 // that a glob matches. Each prefix is listed once. Prefixes and globs skip names that begin with
 // "." and the empty objects that stand for folders.
-func (s *stores) objects(url string, include []string) (found []store.Object, err error) {
+func (s *Stores) objects(url string, include []string) (found []store.Object, err error) {
 	o, _ := store.Parse(url)
 	if o.Bucket == "" {
 		return nil, fmt.Errorf("%s: name a bucket, as in %s://bucket/texts", url, o.Scheme)
@@ -155,7 +166,7 @@ func (s *stores) objects(url string, include []string) (found []store.Object, er
 }
 
 // argumentObjects is like argumentFiles, and records the objects by their URLs.
-func (s *stores) argumentObjects(arg string, include []string, objects map[string]store.Object) (paths, leftOut []string, err error) {
+func (s *Stores) argumentObjects(arg string, include []string, objects map[string]store.Object) (paths, leftOut []string, err error) {
 	found, err := s.objects(arg, include)
 	if err != nil {
 		return nil, nil, err
@@ -172,7 +183,7 @@ func hasHiddenName(key string) bool {
 	return strings.HasPrefix(key, ".") || strings.Contains(key, "/.")
 }
 
-func (s *stores) list(o store.Object, prefix string) ([]store.Object, error) {
+func (s *Stores) list(o store.Object, prefix string) ([]store.Object, error) {
 	c, err := s.client(o.Scheme)
 	if err != nil {
 		return nil, err
@@ -180,7 +191,7 @@ func (s *stores) list(o store.Object, prefix string) ([]store.Object, error) {
 	o.Key = prefix
 	all, ok := s.listed[o.Name()]
 	if !ok {
-		if all, err = c.List(s.ctx, o.Scheme, o.Bucket, prefix); err != nil {
+		if all, err = c.List(s.Ctx, o.Scheme, o.Bucket, prefix); err != nil {
 			return nil, err
 		}
 		s.listed[o.Name()] = all

@@ -1,4 +1,4 @@
-package prepare
+package input
 
 import (
 	"errors"
@@ -20,12 +20,12 @@ import (
 
 func isURL(name string) bool { return strings.Contains(name, "://") }
 
-// findInputs returns the inputs that the arguments name, in their order, and the side files that it
+// Find returns the inputs that the arguments name, in their order, and the side files that it
 // left out. Directories are restricted to files that match include, if it is not empty. If as is
 // empty, the format of each file depends on its name. The argument - stands for stdin. If remote is
 // nil, no argument may name objects.
-func findInputs(args, include []string, as inputFormat, stdin io.Reader, remote *stores) (
-	inputs []*input, leftOut []string, err error,
+func Find(args, include []string, as Format, stdin io.Reader, remote *Stores) (
+	inputs []*File, leftOut []string, err error,
 ) {
 	for _, pattern := range include {
 		if !doublestar.ValidatePathPattern(pattern) {
@@ -50,21 +50,19 @@ func findInputs(args, include []string, as inputFormat, stdin io.Reader, remote 
 		}
 		leftOut = append(leftOut, left...)
 		for _, path := range paths {
-			in := &input{path: path, format: as, asText: as == textFormat}
-			if in.format == "" {
-				in.format = inputFormatOf(path)
+			in := &File{Path: path, Format: as, AsText: as == Text}
+			if in.Format == "" {
+				in.Format = formatOf(path)
 			}
 			if path == "-" {
-				in.stdin = stdin
+				in.Stdin = stdin
 			} else if o, ok := objects[path]; ok {
-				in.info = remoteInfo{o}
-				if in.remote, err = remote.file(o); err != nil {
-					return nil, nil, err
-				}
+				err = remote.find(in, o)
 			} else {
-				if in.info, err = statInput(path); err != nil {
-					return nil, nil, err
-				}
+				err = in.Stat()
+			}
+			if err != nil {
+				return nil, nil, err
 			}
 			real, err := realPath(path)
 			if err != nil {
@@ -94,10 +92,10 @@ func realPath(path string) (string, error) {
 	return filepath.Abs(real)
 }
 
-// resolveParents returns a path that filepath.Clean does not change into a path to another file. If
+// ResolveParents returns a path that filepath.Clean does not change into a path to another file. If
 // link is a symbolic link, link/.. is the directory above its target, but Clean returns the
 // directory of link.
-func resolveParents(path string) string {
+func ResolveParents(path string) string {
 	i := strings.LastIndex(path+"/", "/../")
 	if i < 0 {
 		return path
@@ -133,7 +131,7 @@ func statInput(path string) (fs.FileInfo, error) {
 // argumentFiles returns the paths of the files that an argument selects, itself or through its
 // directories, and the paths of the side files that were left out.
 func argumentFiles(arg string, include []string) (paths, leftOut []string, err error) {
-	arg = resolveParents(arg)
+	arg = ResolveParents(arg)
 	names := []string{arg}
 	// An existing name is not a pattern, even if it contains * or [.
 	_, err = os.Lstat(arg)
@@ -258,7 +256,7 @@ func leaveOutSideFiles(paths, include []string) (kept, leftOut []string) {
 
 // isDataset reports whether a file holds many documents, going by its name.
 func isDataset(path string) bool {
-	return !isSideFile(path) && inputFormatOf(path) != textFormat
+	return !isSideFile(path) && formatOf(path) != Text
 }
 
 // isSideFile reports whether a file only describes a dataset, going by its name: a README of the
@@ -287,6 +285,29 @@ func included(path string, patterns []string) bool {
 		}
 		return doublestar.PathMatchUnvalidated(pattern, path)
 	})
+}
+
+// ChooseVal puts the inputs that match a pattern, unless it is empty, into val.
+func ChooseVal(inputs []*File, pattern string) error {
+	if pattern == "" {
+		return nil
+	}
+	if !doublestar.ValidatePathPattern(pattern) {
+		return fmt.Errorf("--val-files %s: %w", pattern, doublestar.ErrBadPattern)
+	}
+	chosen := 0
+	for _, in := range inputs {
+		if in.Val = included(in.Path, []string{pattern}); in.Val {
+			chosen++
+		}
+	}
+	switch chosen {
+	case 0:
+		return fmt.Errorf("--val-files %s: matches no input: use a pattern for names, such as 'val_*', or for whole paths, such as '%s'", pattern, inputs[len(inputs)-1].Path)
+	case len(inputs):
+		return fmt.Errorf("--val-files %s: matches all inputs and leaves none for train: use a narrower pattern, or name more texts", pattern)
+	}
+	return nil
 }
 
 // A tree is a directory tree that presents each symbolic link as its target, so that a walk follows
