@@ -85,6 +85,20 @@ func TestContainersByBeginning(t *testing.T) {
 	}
 }
 
+// Beyond 4 GiB, the offsets in a chunk of LitData wrap around.
+func TestLargeChunkOfLitData(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "chunk-0-0.bin")
+	var raw []byte
+	for _, n := range []uint32{2, 16, 60, 2000} {
+		raw = binary.LittleEndian.AppendUint32(raw, n)
+	}
+	must(t, os.WriteFile(path, raw, 0o600))
+	must(t, os.Truncate(path, 4<<30+2000))
+	if _, err := Open([]string{path}, headerlessOptions[0]); err == nil || !strings.Contains(err.Error(), "a shard of LitData") {
+		t.Errorf("error %v", err)
+	}
+}
+
 // Files whose beginning is lost are refused by their end.
 func TestContainersByEnd(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))

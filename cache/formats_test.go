@@ -123,6 +123,7 @@ func TestWrongFilesAreRejected(t *testing.T) {
 		{"testdata/a.safetensors", "", guess, `has several tensors: set tensor = "other", or whichever of ["other" "tokens"] it is`},
 		{"testdata/a.safetensors", "", with(func(o *Options) { o.Tensor = "x" }), `has no tensor "x"; it has ["other" "tokens"]`},
 		{"part.npy", "aabbccdd", guess, `is named .npy but has no header that says its dtype, like the files of OLMo; set token_dtype = "uint16"`},
+		{"wide.npy", string(randomNumbers(1000, 4, 100_000)), guess, `like the files of OLMo; set token_dtype = "uint32"`},
 		{"mask.bin", "aabbccdd", Options{AlignedArray: "mask"}, `has no header that says its dtype; set dtype = "uint8"`},
 		{"rows.bin", "aabbccdd", with(func(o *Options) { o.Axes = []int{2} }), "has no header that says its dtype; set token_dtype = "},
 		{"v4.npy", "\x93NUMPY\x04\x00\x00\x00\x00\x00", guess, "is a .npy file of version 4"},
@@ -154,6 +155,60 @@ func TestWrongFilesAreRejected(t *testing.T) {
 			t.Errorf("%s: error %v, want %s", test.name, err, test.want)
 		}
 	}
+}
+
+// What other tools write in the formats of Megatron-LM and datatrove is read, or an error says how.
+func TestFormatsOfOtherTools(t *testing.T) {
+	tokens := []uint32{7, 100, 65_535, 9, 8}
+	for _, test := range []struct {
+		name, sidecar, content string // the sidecar is next to the token file
+		dtype                  array.DType
+		want                   string // error; "" for none
+	}{
+		{"deepspeed.bin", "deepspeed.idx", megatronIndex(1, 9, 5, true), array.Uint32, ""},
+		{"fairseq_u2.bin", "fairseq_u2.idx", megatronIndex(1, 8, 5, false), array.Uint16, `fairseq_u2.bin without it, set format = "headerless" and token_dtype = "uint16"`},
+		{"fairseq_i4.bin", "fairseq_i4.idx", megatronIndex(1, 4, 5, false), array.Int32, `fairseq_i4.bin without it, set format = "headerless" and token_dtype = "int32"`},
+		{"fairseq_u4.bin", "fairseq_u4.idx", megatronIndex(1, 9, 5, false), array.Uint32, `fairseq_u4.bin without it, set format = "headerless" and token_dtype = "uint32"`},
+		{"fast.bin", "fast.idx", megatronIndex(2, 8, 5, true), array.Uint16, `another tool, such as fairseq or Fast-LLM (version 2, dtype 8); to read`},
+		{"old.ds", "old.ds.metadata", "gpt2\n5\n5.00 T", array.Uint16, ""},
+		{"path.ds", "path.ds.metadata", "a|b/tokenizer.json|4\n5\n5.00 T", array.Uint32, ""},
+	} {
+		dir := t.TempDir()
+		var raw []byte
+		for _, token := range tokens {
+			raw = append(raw, binary.LittleEndian.AppendUint32(nil, token)[:test.dtype.Size()]...)
+		}
+		path := filepath.Join(dir, test.name)
+		must(t, os.WriteFile(path, raw, 0o600))
+		must(t, os.WriteFile(filepath.Join(dir, test.sidecar), []byte(test.content), 0o600))
+		o := Options{DType: array.Uint16, GuessedDType: true}
+		if test.want != "" {
+			_, err := Open([]string{path}, o)
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("%s: error %v, want %s", test.name, err, test.want)
+			}
+			o = Options{DType: test.dtype, Format: format.Headerless}
+		}
+		if got := tokensOf(t, open(t, []string{path}, o), []array.Window{{Start: 0, Len: 5}}); fmt.Sprint(got) != fmt.Sprint([][]uint32{tokens}) {
+			t.Errorf("%s: tokens %v, want %v", test.name, got, tokens)
+		}
+	}
+}
+
+// megatronIndex returns an index with one sequence of n tokens, or a similar one without a list of
+// documents.
+func megatronIndex(version uint64, dtype byte, n uint32, documents bool) string {
+	raw := append(binary.LittleEndian.AppendUint64([]byte("MMIDIDX\x00\x00"), version), dtype)
+	raw = binary.LittleEndian.AppendUint64(raw, 1) // sequences
+	if documents {
+		raw = binary.LittleEndian.AppendUint64(raw, 2)
+	}
+	raw = append(binary.LittleEndian.AppendUint32(raw, n), make([]byte, 8)...)
+	if documents {
+		raw = append(raw, make([]byte, 8)...)
+		raw = binary.LittleEndian.AppendUint64(raw, 1)
+	}
+	return string(raw)
 }
 
 // The configuration is needed only for what a file does not say about itself.

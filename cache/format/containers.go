@@ -35,7 +35,7 @@ func (in *Input) describeBeginning() (string, error) {
 	case isPickle(first):
 		return "a Python pickle, not headerless tokens; write the array in it on its own, as NumPy's tofile does", nil
 	case IsArrowStream(first):
-		return "an Arrow stream, not headerless tokens; write its column of tokens on its own, as NumPy's tofile does", nil
+		return "an Arrow stream, not tokens; " + tableRemedy, nil
 	case in.isTFRecord(first):
 		return "a TFRecord file, not headerless tokens; write the tokens in it on their own, as NumPy's tofile does", nil
 	}
@@ -105,7 +105,8 @@ func (in *Input) isTFRecord(first []byte) bool {
 }
 
 // isSampleShard reports whether a file is a shard of LitData or MosaicML Streaming. Such a shard
-// begins with its number of samples, the offset of each sample, and the size of the file.
+// begins with its number of samples, the offset of each sample, and the size of the file. Beyond
+// 4 GiB, LitData drops the upper bits of both.
 func (in *Input) isSampleShard(first []byte) (bool, error) {
 	if len(first) < 12 {
 		return false, nil
@@ -116,7 +117,7 @@ func (in *Input) isSampleShard(first []byte) (bool, error) {
 		return false, nil
 	}
 	last, err := in.read(end-4, 4)
-	return err == nil && int64(binary.LittleEndian.Uint32(last)) == in.Size, err
+	return err == nil && binary.LittleEndian.Uint32(last) == uint32(in.Size), err
 }
 
 // isPbin reports whether a file is a packed dataset of Modalities: the size of all tokens, the size

@@ -10,7 +10,7 @@ import (
 
 // datatrove writes tokens to a.ds, the ends of documents to a.ds.index and, optionally, three lines
 // of text to a.ds.metadata: the tokenizer, a bar and the bytes of a token; the number of tokens;
-// and that number again, with its unit.
+// and that number again, with its unit. Old versions wrote no bar, and their tokens have two bytes.
 
 // MetadataSuffix is appended to the path of a token file to form that of its metadata.
 const MetadataSuffix = ".metadata"
@@ -33,7 +33,10 @@ func parseDatatrove(in *Input) (f Format, matches bool, err error) {
 		return f, true, err
 	}
 	lines := append(strings.Split(string(text), "\n"), "")
-	width := lines[0][strings.LastIndexByte(lines[0], '|')+1:]
+	width := "2"
+	if bar := strings.LastIndexByte(lines[0], '|'); bar >= 0 {
+		width = lines[0][bar+1:]
+	}
 	if f.DType = map[string]array.DType{"2": array.Uint16, "4": array.Uint32}[width]; f.DType == "" {
 		return f, true, fmt.Errorf("%s: line 1 must end in |2 or |4, the bytes of a token (got %q)", metadata.Path, lines[0])
 	}

@@ -220,8 +220,11 @@ func (in *Input) headerless() (f Format, err error) {
 	}
 	switch dtypes := `, or whichever of ` + fmt.Sprint(array.DTypes()) + " it is"; {
 	case !in.isConfigured() && strings.EqualFold(path.Ext(in.Path), ".npy"):
-		return f, fmt.Errorf("%s is named .npy but has no header that says its dtype, like the files of OLMo; set %s = \"uint16\"%s",
-			in.Path, in.dtypeKey(), dtypes)
+		first, err := in.head(firstBytes)
+		start := Inspection{Guessed: true}
+		start.Visit(0, first)
+		return f, cmp.Or(err, fmt.Errorf("%s is named .npy but has no header that says its dtype, like the files of OLMo; set %s = %q%s",
+			in.Path, in.dtypeKey(), cmp.Or(start.widerDType(), array.Uint16), dtypes))
 	case !in.isConfigured() && (in.Options.AlignedArray != "" || in.Options.Axes != nil):
 		return f, fmt.Errorf("%s has no header that says its dtype; set %s = \"uint8\"%s", in.Path, in.dtypeKey(), dtypes)
 	}

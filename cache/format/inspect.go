@@ -94,17 +94,24 @@ func (s *Inspection) Err() error {
 	case judged && !s.notText:
 		return fmt.Errorf("%s is text, not tokens: batchfs prepare %s --out DIR tokenizes it; "+
 			"if it does hold tokens, set token_dtype = %q", s.Path, printable.ShellArg(s.Path), s.Format.DType)
-	case judged && s.Format.DType == array.Uint16 && s.looksWider():
-		looksLike, fix := "a file of uint32 tokens", `set token_dtype = "uint32"`
-		if s.maxima[2]|s.maxima[3] == 0 {
-			looksLike, fix = "a file of int64 tokens", `set token_dtype = "int64"`
-		}
-		return fmt.Errorf(`%s: every second uint16 is at most %d, as in %s: %s; if these are uint16 tokens, set token_dtype = "uint16"`,
-			s.Path, max(s.maxima[1], s.maxima[3]), looksLike, fix)
+	case judged && s.Format.DType == array.Uint16 && s.widerDType() != "":
+		return fmt.Errorf(`%s: every second uint16 is at most %d, as in a file of %s tokens: set token_dtype = %[3]q; `+
+			`if these are uint16 tokens, set token_dtype = "uint16"`, s.Path, max(s.maxima[1], s.maxima[3]), s.widerDType())
 	case s.badToken != nil:
 		return s.badToken
 	}
 	return nil
+}
+
+// widerDType returns the dtype that the uint16 seem to be parts of, or "" if they look like tokens.
+func (s *Inspection) widerDType() array.DType {
+	switch {
+	case s.inspectedBytes < minContent || !s.looksWider():
+		return ""
+	case s.maxima[2]|s.maxima[3] == 0:
+		return array.Int64
+	}
+	return array.Uint32
 }
 
 // looksWider reports whether the numbers look like halves of larger ones: every second one is small

@@ -69,9 +69,9 @@ var magics = []struct{ prefix, description string }{
 
 const (
 	zipDescription     = "a zip archive, as .npz and .pt files are, not tokens; write only the elements of one of its arrays, as NumPy's tofile does"
-	parquetDescription = "a Parquet file, not tokens; batchfs prepare tokenizes the column of text that --field names; " +
-		"write a column of tokens on its own, as NumPy's tofile does"
-	matlabDescription = "a MATLAB file, not headerless tokens; write the array in it on its own, as NumPy's tofile does"
-	netCDFDescription = "a NetCDF file, not headerless tokens; write the array in it on its own, as NumPy's tofile does"
-	arrowDescription  = "an Arrow file, not headerless tokens; write its column of tokens on its own, as NumPy's tofile does"
+	parquetDescription = "a Parquet file, not tokens; " + tableRemedy
+	matlabDescription  = "a MATLAB file, not headerless tokens; write the array in it on its own, as NumPy's tofile does"
+	netCDFDescription  = "a NetCDF file, not headerless tokens; write the array in it on its own, as NumPy's tofile does"
+	arrowDescription   = "an Arrow file, not tokens; " + tableRemedy
+	tableRemedy        = "batchfs prepare tokenizes the column of text that --field names, or reads the column of token ids that --ids names"
 )

@@ -2,6 +2,7 @@ package format
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"math"
@@ -27,9 +28,11 @@ type megatronIndexHeader struct {
 	Sequences, Documents uint64 // Documents is the number of documents plus one
 }
 
-// megatronDTypes are the dtypes by their numbers in an index.
+// megatronDTypes are the dtypes by their numbers in an index. DeepSpeed's Megatron-LM and fairseq
+// added the last two.
 var megatronDTypes = map[byte]array.DType{
 	1: array.Uint8, 2: array.Int8, 3: array.Int16, 4: array.Int32, 5: array.Int64, 6: array.Float64, 7: array.Float32, 8: array.Uint16,
+	9: array.Uint32, 10: array.Uint64,
 }
 
 // MegatronIndexOf returns the path of the index of a file, or "" if its name does not end in .bin.
@@ -97,11 +100,15 @@ func (idx *Input) megatron(path string, size int64) (f Format, ends Ends, err er
 	}
 	var head megatronIndexHeader
 	binary.Decode(raw, binary.LittleEndian, &head) // cannot fail: raw has the right size
-	if f.DType = megatronDTypes[head.DType]; head.Version != 1 || f.DType == "" {
-		return f, ends, fmt.Errorf("%s is an index of Megatron-LM of version %d with dtype %d, but batchfs reads version 1 with "+
-			"dtypes 1 to 8", idx.Path, head.Version, head.DType)
-	}
+	f.DType = megatronDTypes[head.DType]
 	n, d := head.Sequences, head.Documents
+	// The index of fairseq lists no documents, so its header lacks their number.
+	isFairseq := uint64(idx.Size) == megatronHeader-8+12*n
+	if head.Version != 1 || f.DType == "" || isFairseq {
+		return f, ends, fmt.Errorf("%s is not an index as Megatron-LM writes it, but of another tool, such as fairseq or Fast-LLM "+
+			"(version %d, dtype %d); to read %s without it, set format = \"headerless\" and token_dtype = %q", idx.Path, head.Version, head.DType, path,
+			cmp.Or(f.DType, array.Uint16))
+	}
 	const most = 1 << 56 // keeps the sizes below from overflowing
 	want := megatronHeader + 12*n + 8*d
 	if n > most || d > most || uint64(idx.Size) != want && uint64(idx.Size) != want+n {
