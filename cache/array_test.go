@@ -268,6 +268,25 @@ func TestOpenRejects(t *testing.T) {
 	}
 }
 
+// The error about a file that does not exist says how to name it, if its path tells what was meant.
+func TestMissingFiles(t *testing.T) {
+	dir := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(dir, "web_text_document.bin"), []byte("abcd"), 0o600))
+	for name, want := range map[string]string{
+		"web_text_document":             "; name the token file: " + dir + "/web_text_document.bin",
+		"https:/example.com/train.bin":  "; URLs must begin with s3:// or gs://",
+		"S3://bucket/train.bin":         "; URLs must begin with s3:// or gs://",
+		"a.bin,b.bin":                   `; write a list of files as ["a.bin", "b.bin"]`,
+		"web_text_document.bin/tokens,": "not a directory",
+		"other":                         "no such file or directory",
+	} {
+		_, err := Open([]string{dir + "/" + name}, Options{DType: array.Uint16})
+		if err == nil || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error()[strings.Index(err.Error(), name):], want) {
+			t.Errorf("%s: error %v, want %s", name, err, want)
+		}
+	}
+}
+
 func TestChangedFileIsStale(t *testing.T) {
 	const n = 5000
 	for _, test := range []struct {

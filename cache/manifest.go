@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 
 	"batchfs/cache/array"
@@ -139,7 +140,7 @@ func openFile(path string, o Options, previous *shard, sum *Fingerprint) (file F
 	}
 	in, err := openInput(path, oldFile, o)
 	if err != nil {
-		return file, err
+		return file, explainMissing(path, err)
 	}
 	defer in.close()
 	found, formatErr := in.Format()
@@ -224,6 +225,24 @@ func (in *fileInput) close() {
 	for _, neighbor := range in.neighbors {
 		neighbor.close()
 	}
+}
+
+// explainMissing adds to the error about a file that does not exist how to name what was meant, if
+// its path tells that.
+func explainMissing(path string, err error) error {
+	if !errors.Is(err, os.ErrNotExist) || blob.IsRemote(path) {
+		return err
+	}
+	_, statErr := os.Stat(path + ".bin")
+	switch {
+	case statErr == nil: // Megatron-LM's options name a file without its suffix
+		return fmt.Errorf("%w; name the token file: %s.bin", err, path)
+	case strings.Contains(path, ":/"): // in an absolute path, a URL has one slash
+		return fmt.Errorf("%w; URLs must begin with s3:// or gs://: download other files first", err)
+	case strings.Contains(path, ","):
+		return fmt.Errorf(`%w; write a list of files as ["a.bin", "b.bin"]`, err)
+	}
+	return err
 }
 
 // openNeighbor opens a file next to another one, or returns nil if there is none.

@@ -38,17 +38,21 @@ func New(path []byte, stamp localfile.Stamp, sample localfile.Sample, o localfil
 // itself. Without wildcards, it is a path and need not exist; with wildcards, it is a path if that
 // is exactly the name of a file. A pattern that begins with s3:// or gs:// names objects, and what
 // follows the bucket is a glob (see [path.Match]). A glob does not match empty directories, nor the
-// empty objects that stand for folders in a bucket. Resolve fails if a pattern is malformed or
-// matches nothing.
+// empty objects that stand for folders in a bucket. Resolve fails if a pattern is malformed, has an
+// element **, which other programs match with any number of directories, or matches nothing.
 func Resolve(dir string, patterns []string, remote *Remote) (paths []string, matched map[string]int64, err error) {
 	var named []string
 	matched = map[string]int64{}
 	for _, pattern := range patterns {
 		var names []string
 		var sizes map[string]int64
-		if IsRemote(pattern) {
+		switch {
+		case slices.Contains(strings.Split(pattern, "/"), "**"):
+			err = fmt.Errorf("must be a path or a glob without **: write one * for each directory, as in data/*/*.bin, or list several globs "+
+				"(got %q)", pattern)
+		case IsRemote(pattern):
 			names, sizes, err = remote.resolve(pattern)
-		} else {
+		default:
 			names, sizes, err = resolveLocal(dir, pattern)
 		}
 		if err != nil {

@@ -43,6 +43,7 @@ func TestResolve(t *testing.T) {
 		{"", []string{"a.bin"}, []string{"a.bin"}, ""},
 		{"", []string{"*/a.bin"}, []string{dir + "/a.bin"}, ""},
 		{dir, []string{"a.bin", "x*.bin"}, nil, `must name files that exist (got "` + dir + `/x*.bin", which matches none)`},
+		{"", []string{here + "/**/b.bin"}, nil, "must be a path or a glob without **: write one * for each directory, as in data/*/*.bin, or list several globs (got \"" + here + "/**/b.bin\")"},
 		{dir, []string{"x["}, nil, `must be a path or a glob: syntax error in pattern (got "x[")`},
 		{"", []string{"*.bin"}, nil, `must name files that exist (got "*.bin", which matches none)`},
 	} {

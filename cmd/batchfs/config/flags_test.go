@@ -70,4 +70,10 @@ func TestData(t *testing.T) {
 			t.Errorf("%s: %v, want %s and %s", test.files, got, test.train, test.val)
 		}
 	}
+	for _, url := range []string{"https://example.com/data", "S3://bucket/data", "hf://datasets/a/b"} {
+		want := "--data " + url + ": URLs must begin with s3:// or gs://"
+		if _, err := (&Flags{Data: url}).Load(); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("error %v, want %s", err, want)
+		}
+	}
 }
