@@ -248,7 +248,7 @@ func TestOpenRejects(t *testing.T) {
 		{"directory", func(path string) error { return os.Mkdir(path, 0o700) }, "is a directory"},
 		{"pipe", func(path string) error { return unix.Mkfifo(path, 0o600) }, "is not a regular file"},
 		{"device", func(path string) error { return os.Symlink("/dev/null", path) }, "is not a regular file"},
-		{"dangling link", func(path string) error { return os.Symlink("nowhere", path) }, "no such file"},
+		{"dangling link", func(path string) error { return os.Symlink("nowhere", path) }, "no such file or directory; it is a symbolic link to nowhere: restore that file"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "train.bin")

@@ -227,14 +227,17 @@ func (in *fileInput) close() {
 	}
 }
 
-// explainMissing adds to the error about a file that does not exist how to name what was meant, if
-// its path tells that.
+// explainMissing adds to the error about a file that does not exist what its path tells: that it is
+// a link, or how to name what was meant.
 func explainMissing(path string, err error) error {
 	if !errors.Is(err, os.ErrNotExist) || blob.IsRemote(path) {
 		return err
 	}
 	_, statErr := os.Stat(path + ".bin")
+	target, linkErr := os.Readlink(path)
 	switch {
+	case linkErr == nil:
+		return fmt.Errorf("%w; it is a symbolic link to %s: restore that file", err, target)
 	case statErr == nil: // Megatron-LM's options name a file without its suffix
 		return fmt.Errorf("%w; name the token file: %s.bin", err, path)
 	case strings.Contains(path, ":/"): // in an absolute path, a URL has one slash
