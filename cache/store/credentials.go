@@ -2,8 +2,10 @@ package store
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/minio/minio-go/v7/pkg/credentials"
@@ -31,8 +33,27 @@ var errNoCredentials = errors.New("no credentials: set AWS_ACCESS_KEY_ID and AWS
 
 func (p *providers) RetrieveWithCredContext(c *credentials.CredContext) (credentials.Value, error) {
 	v, err := p.Chain.RetrieveWithCredContext(c)
-	if err == nil && v.AccessKeyID == "" {
-		err = permanent{errNoCredentials}
+	// Secrets that are read from files often end in a newline.
+	for _, text := range []*string{&v.AccessKeyID, &v.SecretAccessKey, &v.SessionToken} {
+		*text = strings.TrimSpace(*text)
+	}
+	if err == nil && (v.AccessKeyID == "" || v.SecretAccessKey == "") {
+		err = errNoCredentials
+		if why := profileError(c); why != nil {
+			// Not %w: fs.ErrNotExist would say that there is no object.
+			err = fmt.Errorf("%w; ~/.aws has none: %v", err, why)
+		}
+		err = permanent{err}
 	}
 	return v, err
+}
+
+// profileError returns why ~/.aws cannot be used.
+func profileError(c *credentials.CredContext) error {
+	_, err := new(credentials.FileAWSCredentials).RetrieveWithCredContext(c)
+	if err != nil && strings.Contains(err.Error(), "delimiter") {
+		// The error has the line, which may be a secret.
+		return errors.New("a line is not of the form key = value")
+	}
+	return err
 }

@@ -80,11 +80,16 @@ var ErrChanged = errors.New("the object has been replaced")
 // New returns the client for objects of a scheme, "s3" or "gs". It sends no request. The error says
 // which option is wrong.
 func New(scheme string, o Options) (*Client, error) {
-	endpoint, region := o.Endpoint, cmp.Or(o.Region, os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION"))
+	key, endpoint, region := "store.endpoint", o.Endpoint, cmp.Or(o.Region, env("AWS_REGION"), env("AWS_DEFAULT_REGION"))
 	if scheme == "gs" {
 		endpoint, region = cmp.Or(endpoint, "https://storage.googleapis.com"), cmp.Or(o.Region, "auto")
 	}
-	endpoint = cmp.Or(endpoint, os.Getenv("AWS_ENDPOINT_URL_S3"), os.Getenv("AWS_ENDPOINT_URL"), "https://s3.amazonaws.com")
+	for _, name := range []string{"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"} {
+		if endpoint == "" && env(name) != "" {
+			key, endpoint = name, env(name)
+		}
+	}
+	endpoint = cmp.Or(endpoint, "https://s3.amazonaws.com")
 	u, err := url.Parse(endpoint)
 	if err != nil || u.Host == "" { // a host name
 		u, err = url.Parse("https://" + endpoint)
@@ -93,7 +98,7 @@ func New(scheme string, o Options) (*Client, error) {
 		if i := strings.LastIndexByte(endpoint, '@'); i >= 0 { // it may contain a password
 			endpoint = "xxxxx" + endpoint[i:]
 		}
-		return nil, fmt.Errorf(`store.endpoint: must be a URL of a host, as in "https://minio.example.com:9000" (got %q)`, endpoint)
+		return nil, fmt.Errorf(`%s: must be a URL of a host, as in "https://minio.example.com:9000" (got %q)`, key, endpoint)
 	}
 	if region == "" && !strings.HasSuffix(u.Hostname(), ".amazonaws.com") {
 		region = "us-east-1" // for AWS, minio-go looks up the region of the bucket
@@ -109,10 +114,14 @@ func New(scheme string, o Options) (*Client, error) {
 		options.Creds = c.creds
 	}
 	if c.core, err = minio.NewCore(u.Host, options); err != nil {
-		return nil, fmt.Errorf("store.endpoint: %w (got %q)", err, endpoint)
+		return nil, fmt.Errorf("%s: %w (got %q)", key, err, endpoint)
 	}
 	return c, nil
 }
+
+// env returns an environment variable without white space around it, such as the newline at the end
+// of a file that it was read from.
+func env(name string) string { return strings.TrimSpace(os.Getenv(name)) }
 
 const (
 	maxConnections = 64               // idle connections to each host
@@ -424,7 +433,8 @@ var expiredCodes = []string{"ExpiredToken", "ExpiredTokenException", "TokenRefre
 func isTemporary(err error) bool {
 	var stays permanent
 	var untrusted *tls.CertificateVerificationError
-	if err == nil || errors.Is(err, ErrChanged) || errors.As(err, &stays) || errors.As(err, &untrusted) || errors.Is(err, context.Canceled) {
+	if err == nil || errors.Is(err, ErrChanged) || errors.As(err, &stays) || errors.As(err, &untrusted) || errors.Is(err, http.ErrSchemeMismatch) ||
+		errors.Is(err, context.Canceled) {
 		return false
 	}
 	var response minio.ErrorResponse
@@ -454,6 +464,8 @@ func redacted(err error) error {
 		return explainResponse(response)
 	case errors.As(err, &untrusted):
 		return fmt.Errorf("%w; SSL_CERT_FILE names a file with the certificates of authorities to trust", untrusted)
+	case errors.Is(err, http.ErrSchemeMismatch):
+		return fmt.Errorf("%w; if the store has no TLS, its endpoint must begin with http://", http.ErrSchemeMismatch)
 	case errors.As(err, &request):
 		return request.Err
 	}
@@ -468,7 +480,11 @@ func explainResponse(r minio.ErrorResponse) error {
 	case r.Code == "NoSuchBucket":
 		return errors.New(text + "; is the bucket's name right, and store.endpoint?")
 	case r.StatusCode == http.StatusNotFound:
-		return fmt.Errorf("%s (%w)", text, fs.ErrNotExist)
+		// If a bucket is missing, the answer to HEAD does not say so.
+		return fmt.Errorf("%s; are the names of the bucket and the object right, and store.endpoint? (%w)", text, fs.ErrNotExist)
+	case r.StatusCode == http.StatusBadRequest && strings.HasPrefix(r.Code, "400"):
+		// The answer to HEAD has no reason.
+		return errors.New("400 Bad Request; are store.endpoint, store.region and the name of the bucket right?")
 	case r.StatusCode == http.StatusRequestedRangeNotSatisfiable:
 		return fmt.Errorf("%s (%w)", text, ErrChanged)
 	case r.StatusCode == http.StatusMovedPermanently, r.Code == "AuthorizationHeaderMalformed":

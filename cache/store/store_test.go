@@ -439,19 +439,82 @@ func TestNewCredentials(t *testing.T) {
 	must(t, read(c, object))
 }
 
-// Without credentials, no request is sent, and the error says how to supply them.
+// Without credentials, no request is sent, and the error says how to supply them, and what is wrong
+// with ~/.aws.
 func TestNoCredentials(t *testing.T) {
-	setCredentials(t, filepath.Join(t.TempDir(), "none"))
-	t.Setenv("HOME", t.TempDir())
-	metadata := httptest.NewServer(http.NotFoundHandler())
-	defer metadata.Close()
-	t.Setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", metadata.URL)
-	c := serve(t, func(int, http.ResponseWriter, *http.Request) bool {
-		t.Error("a request was sent")
+	for _, test := range []struct{ file, key, profile, says string }{
+		{"", "", "", "store.anonymous = true; ~/.aws has none: open "},
+		{"", "key", "", "store.anonymous = true"}, // without a secret
+		{"[default]\naws_access_key_id = key\naws_secret_access_key = " + secret, "", "other", `; ~/.aws has none: section "other" does not exist`},
+		{"[default]\naws_access_key_id = key\n", "", "", "aws_access_key_id and aws_secret_access_key must both be set"},
+		{"[default]\nsso_account_id = 1\nsso_role_name = a\nsso_start_url = b\n", "", "", "aws sso login"},
+		{"[default]\nkey\n" + secret + "\n", "", "", "a line is not of the form key = value"},
+	} {
+		file := filepath.Join(t.TempDir(), "credentials")
+		if test.file != "" {
+			must(t, os.WriteFile(file, []byte(test.file), 0o600))
+		}
+		setCredentials(t, file)
+		t.Setenv("AWS_ACCESS_KEY_ID", test.key)
+		t.Setenv("AWS_PROFILE", test.profile)
+		t.Setenv("HOME", t.TempDir())
+		metadata := httptest.NewServer(http.NotFoundHandler())
+		defer metadata.Close()
+		t.Setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", metadata.URL)
+		c := serve(t, func(int, http.ResponseWriter, *http.Request) bool {
+			t.Error("a request was sent")
+			return false
+		})
+		err := read(c, object)
+		if err == nil || !strings.Contains(err.Error(), "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY") || !strings.Contains(err.Error(), test.says) ||
+			strings.Contains(err.Error(), secret) || errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%q: error %v, want %s", test.file, err, test.says)
+		}
+	}
+}
+
+// What is read from a file, such as a secret of Kubernetes, may end in a newline.
+func TestNewlineInEnvironment(t *testing.T) {
+	c := serve(t, func(_ int, w http.ResponseWriter, r *http.Request) bool {
+		if !strings.Contains(r.Header.Get("Authorization"), "Credential=key/") || !strings.Contains(r.Header.Get("Authorization"), "/region/s3/") {
+			answerError(w, 403, "AccessDenied")
+			return true
+		}
 		return false
 	})
-	if err := read(c, object); err == nil || !strings.Contains(err.Error(), "store.anonymous") {
-		t.Errorf("error %v, want one that says store.anonymous", err)
+	for name, value := range map[string]string{
+		"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": secret, "AWS_SESSION_TOKEN": "token", "AWS_REGION": "region", "AWS_ENDPOINT_URL": c.Endpoint,
+	} {
+		t.Setenv(name, value+"\r\n")
+	}
+	c, err := New("s3", Options{PathStyle: true, Timeout: time.Minute})
+	must(t, err)
+	must(t, read(c, object))
+}
+
+// Requests that fail because of the configuration are not repeated, and the error names its keys.
+func TestWrongConfiguration(t *testing.T) {
+	setAWSKey(t)
+	for _, test := range []struct {
+		status int
+		tls    bool
+		says   string
+	}{
+		{400, false, "400 Bad Request; are store.endpoint, store.region and the name of the bucket right?"},
+		{404, false, "are the names of the bucket and the object right, and store.endpoint?"},
+		{400, true, "its endpoint must begin with http://"},
+	} {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(test.status) }))
+		defer server.Close()
+		endpoint := server.URL
+		if test.tls {
+			endpoint = strings.Replace(endpoint, "http:", "https:", 1)
+		}
+		c, err := New("s3", Options{Endpoint: endpoint, PathStyle: true, Timeout: time.Hour})
+		must(t, err)
+		if _, _, err := c.Stat(t.Context(), object); err == nil || !strings.Contains(err.Error(), test.says) {
+			t.Errorf("error %v, want %s", err, test.says)
+		}
 	}
 }
 
