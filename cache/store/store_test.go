@@ -443,12 +443,13 @@ func TestNewCredentials(t *testing.T) {
 // with ~/.aws.
 func TestNoCredentials(t *testing.T) {
 	for _, test := range []struct{ file, key, profile, says string }{
-		{"", "", "", "store.anonymous = true; ~/.aws has none: open "},
-		{"", "key", "", "store.anonymous = true"}, // without a secret
-		{"[default]\naws_access_key_id = key\naws_secret_access_key = " + secret, "", "other", `; ~/.aws has none: section "other" does not exist`},
+		{"", "", "", "store.anonymous = true; ~/.aws: open "},
+		{"", "key", "", "; the environment: only one of the two is set; ~/.aws: open "},
+		{"[default]\naws_access_key_id = key\naws_secret_access_key = " + secret, "", "other", `; ~/.aws: section "other" does not exist`},
 		{"[default]\naws_access_key_id = key\n", "", "", "aws_access_key_id and aws_secret_access_key must both be set"},
 		{"[default]\nsso_account_id = 1\nsso_role_name = a\nsso_start_url = b\n", "", "", "aws sso login"},
-		{"[default]\nkey\n" + secret + "\n", "", "", "a line is not of the form key = value"},
+		{"[default]\n", "", "", "; the machine's role: 404 Not Found"},
+		{"[default]\nkey\n" + secret + "\n", "", "", "; ~/.aws: a line is not of the form key = value"},
 	} {
 		file := filepath.Join(t.TempDir(), "credentials")
 		if test.file != "" {
@@ -470,6 +471,29 @@ func TestNoCredentials(t *testing.T) {
 			strings.Contains(err.Error(), secret) || errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("%q: error %v, want %s", test.file, err, test.says)
 		}
+	}
+}
+
+// Credentials of a machine that expire are fetched again, also if that fails for a moment.
+func TestCredentialsOfAMachine(t *testing.T) {
+	setCredentials(t, filepath.Join(t.TempDir(), "none"))
+	t.Setenv("HOME", t.TempDir())
+	var fetched atomic.Int64
+	machine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if n := fetched.Add(1); n == 2 || n == 3 {
+			w.WriteHeader(503)
+			return
+		}
+		fmt.Fprintf(w, `{"AccessKeyId": "key", "SecretAccessKey": %q, "Token": "token", "Expiration": %q}`, secret, time.Now().UTC().Format(time.RFC3339))
+	}))
+	defer machine.Close()
+	t.Setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", machine.URL)
+	c := serve(t, func(int, http.ResponseWriter, *http.Request) bool { return false })
+	for range 3 {
+		must(t, read(c, object))
+	}
+	if n := fetched.Load(); n < 4 {
+		t.Errorf("credentials were fetched %d times", n)
 	}
 }
 
