@@ -60,6 +60,8 @@ func TestContainersByBeginning(t *testing.T) {
 		{u32(2, 16, 60, 2000), "a shard of LitData"},
 		{u32(1, 200, 2000) + `{"version":2}`, "MosaicML"},
 		{u32(20240326, 3, 1024), "a model of llm.c"}, {u32(20240327, 2, 4), "the expected results of a model of llm.c"}, {u32(20240328, 2, 50257), "a tokenizer of llm.c"},
+		{"LDFZ01\x00\x00" + u32(1, 14), "a compressed chunk of LitData"},
+		{"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f" + u32(0, 0, 64), "an ArrayRecord file"},
 		{"LITPKDS" + u32(1, 0), "a packed dataset of LitGPT or TinyLlama"},
 		{u32(800, 0, 2) + strings.Repeat("\x07\x01", 400) + "\x80\x04\x95\x50\x00\x00\x00\x00\x00\x00\x00]", "a packed dataset of Modalities"},
 		{"BZh11AY&SY", "compressed with bzip2"}, {"BZh91AY&SY", "compressed with bzip2"},
@@ -123,7 +125,7 @@ func TestContainersByName(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	for extension := range strings.FieldsSeq(".safetensors .npz .arrow .feather .parquet .orc .avro .h5 .hdf5 .tfrecord .mds .gz .tgz .tar.gz .zst .xz .bz2 .lz4 .zip .7z .tar " +
 		".pt .pth .ckpt .pkl .pickle .gguf .txt .md .json .jsonl .csv .html .GZ .Parquet .bin.zst .idx " +
-		".arrows .lance .mat .nc .msgpack .pb .gzip .joblib .dill .model .db .index .metadata .png .jpg .wav .mp4 .htm .ipynb .md5") {
+		".arrows .lance .array_record .arrayrecord .mat .nc .msgpack .pb .gzip .joblib .dill .model .db .index .metadata .png .jpg .wav .mp4 .htm .ipynb .md5") {
 		for _, n := range []int{1, 4, 300, 5000} {
 			raw := tokensThatTellNothing(r, n)
 			for _, o := range headerlessOptions {

@@ -186,7 +186,7 @@ func describeEnd(last []byte, size int64) string {
 var (
 	containerExtensions = []string{
 		".safetensors", ".npz", ".arrow", ".arrows", ".feather", ".ipc", ".parquet", ".orc", ".avro", ".lance", ".h5", ".hdf5", ".mat", ".nc",
-		".tfrecord", ".tfrecords", ".mds", ".msgpack", ".pb",
+		".tfrecord", ".tfrecords", ".array_record", ".arrayrecord", ".mds", ".msgpack", ".pb",
 		".gz", ".gzip", ".tgz", ".zst", ".zstd", ".xz", ".bz2", ".lz4", ".lz", ".lzma", ".lzo", ".br", ".sz", ".snappy", ".z", ".zip", ".7z", ".rar", ".tar",
 		".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".dill", ".gguf", ".onnx", ".model", ".sqlite", ".db", ".mdb", ".idx", ".index", ".metadata", ".crc",
 		".pdf", ".png", ".jpg", ".jpeg", ".gif", ".webp", ".wav", ".mp3", ".flac", ".mp4",
