@@ -170,6 +170,9 @@ func TestFormatsOfOtherTools(t *testing.T) {
 		{"fairseq_i4.bin", "fairseq_i4.idx", megatronIndex(1, 4, 5, false), array.Int32, `fairseq_i4.bin without it, set format = "headerless" and token_dtype = "int32"`},
 		{"fairseq_u4.bin", "fairseq_u4.idx", megatronIndex(1, 9, 5, false), array.Uint32, `fairseq_u4.bin without it, set format = "headerless" and token_dtype = "uint32"`},
 		{"fast.bin", "fast.idx", megatronIndex(2, 8, 5, true), array.Uint16, `another tool, such as fairseq or Fast-LLM (version 2, dtype 8); to read`},
+		{"empty.bin", "empty.idx", "", array.Uint16, "empty.idx has 0 bytes, too few for an index of Megatron-LM; is it complete"},
+		{"cut.bin", "cut.idx", "MMIDIDX", array.Uint16, "cut.idx has 7 bytes, too few for an index of Megatron-LM; is it complete"},
+		{"other.bin", "other.idx", "another index", array.Uint16, ""},
 		{"old.ds", "old.ds.metadata", "gpt2\n5\n5.00 T", array.Uint16, ""},
 		{"path.ds", "path.ds.metadata", "a|b/tokenizer.json|4\n5\n5.00 T", array.Uint32, ""},
 	} {

@@ -85,6 +85,10 @@ func parseMegatron(in *Input) (f Format, matches bool, err error) {
 	if idx == nil {
 		return f, false, err
 	}
+	// An index is written last, so without one, the tokens may be incomplete, too.
+	if idx.Size < int64(len(megatronMagic)) {
+		return f, true, fmt.Errorf("%s has %d bytes, too few for an index of Megatron-LM; is it complete, and %s?", idx.Path, idx.Size, in.Path)
+	}
 	if matches, err = idx.hasPrefix(megatronMagic); matches {
 		f, _, err = idx.megatron(in.Path, in.Size)
 	}
