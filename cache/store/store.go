@@ -474,6 +474,11 @@ func redacted(err error) error {
 
 func explainResponse(r minio.ErrorResponse) error {
 	text := strings.TrimSuffix(strings.TrimSpace(fmt.Sprintf("%d %s: %s", r.StatusCode, r.Code, r.Message)), ":")
+	// The answer to HEAD has no reason, so the library repeats the status.
+	noReason := strings.HasPrefix(r.Code, strconv.Itoa(r.StatusCode))
+	if noReason {
+		text = r.Code
+	}
 	switch {
 	case r.StatusCode == http.StatusPreconditionFailed:
 		return ErrChanged
@@ -482,16 +487,17 @@ func explainResponse(r minio.ErrorResponse) error {
 	case r.StatusCode == http.StatusNotFound:
 		// If a bucket is missing, the answer to HEAD does not say so.
 		return fmt.Errorf("%s; are the names of the bucket and the object right, and store.endpoint? (%w)", text, fs.ErrNotExist)
-	case r.StatusCode == http.StatusBadRequest && strings.HasPrefix(r.Code, "400"):
-		// The answer to HEAD has no reason.
-		return errors.New("400 Bad Request; are store.endpoint, store.region and the name of the bucket right?")
 	case r.StatusCode == http.StatusRequestedRangeNotSatisfiable:
 		return fmt.Errorf("%s (%w)", text, ErrChanged)
 	case r.StatusCode == http.StatusMovedPermanently, r.Code == "AuthorizationHeaderMalformed":
 		return errors.New(text + "; is store.region right?")
+	case r.Code == "InvalidObjectState":
+		return errors.New(text + "; it is in an archive: restore it, or copy it to another storage class")
 	case r.StatusCode == http.StatusForbidden, r.StatusCode == http.StatusUnauthorized:
 		return fmt.Errorf("%s; the credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ~/.aws, or the machine's role (%w)",
 			text, fs.ErrPermission)
+	case noReason && r.StatusCode < 500:
+		return errors.New(text + "; are store.endpoint, store.region and the name of the bucket right?")
 	}
 	return errors.New(text)
 }

@@ -217,6 +217,7 @@ func TestErrors(t *testing.T) {
 		says     string
 		fault    func(w http.ResponseWriter)
 	}{
+		{"archived", 1, nil, "403 InvalidObjectState: because; it is in an archive: restore it", func(w http.ResponseWriter) { answerError(w, 403, "InvalidObjectState") }},
 		{"denied", 1, nil, "403 AccessDenied", func(w http.ResponseWriter) { answerError(w, 403, "AccessDenied") }},
 		{"expired", 2, nil, "400 ExpiredToken", func(w http.ResponseWriter) { answerError(w, 400, "ExpiredToken") }},
 		{"no object", 1, fs.ErrNotExist, "404 NoSuchKey", func(w http.ResponseWriter) { answerError(w, 404, "NoSuchKey") }},
@@ -524,7 +525,9 @@ func TestWrongConfiguration(t *testing.T) {
 		tls    bool
 		says   string
 	}{
-		{400, false, "400 Bad Request; are store.endpoint, store.region and the name of the bucket right?"},
+		{400, false, ": 400 Bad Request; are store.endpoint, store.region and the name of the bucket right?"},
+		{405, false, ": 405 Method Not Allowed; are store.endpoint, store.region and the name of the bucket right?"},
+		{401, false, ": 401 Unauthorized; the credentials come from "},
 		{404, false, "are the names of the bucket and the object right, and store.endpoint?"},
 		{400, true, "its endpoint must begin with http://"},
 	} {
