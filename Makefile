@@ -79,12 +79,15 @@ export WIDE_COMMENTS
 # built in the same way, so that Go compiles each package once.
 export CGO_ENABLED = 0
 # arrow-go imports a library for JSON that takes a fifth of the time of the build, and that batchfs
-# does not use. This tag replaces it.
-export GOFLAGS := $(strip $(GOFLAGS) -tags=arrow_json_stdlib)
+# does not use. This tag replaces it. python/wheel.py and test/e2e read it here, so the program that
+# is shipped is the one that is tested.
+BUILD_TAGS = arrow_json_stdlib
+export GOFLAGS := $(strip $(GOFLAGS) -tags=$(BUILD_TAGS))
 
+PROGRAM = batchfs
 build:
 	@.ci/go
-	go build -o batchfs ./cmd/batchfs
+	go build -o $(PROGRAM) ./cmd/batchfs
 
 demo:
 	@.ci/setup demo

@@ -33,6 +33,12 @@ def run(*command: str, **env: str) -> str:
     return subprocess.run(command, cwd=ROOT, env={**os.environ, **env}, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
+def go(arch: str, *command: str) -> str:
+    """Runs a go command as the Makefile does, whatever the settings of the user are, but for another architecture."""
+    (tags,) = re.findall(r"^BUILD_TAGS = (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    return run("go", *command, GOOS="linux", GOARCH=arch, CGO_ENABLED="0", GOFLAGS=f"-tags={tags}")
+
+
 def version_of_commit() -> str:
     """Returns the tag of this commit, or a development version that names it."""
     try:
@@ -47,7 +53,7 @@ def version_of_commit() -> str:
 def build(arch: str, version: str, out: Path) -> dict[str, Any]:
     """Builds the program and returns what Go says of it: its modules and its toolchain."""
     flags = ["-v", "-trimpath", "-buildvcs=false", "-ldflags", f"-s -w -X main.stamped={version}"]
-    run("go", "build", *flags, "-o", str(out), "./cmd/batchfs", GOOS="linux", GOARCH=arch, CGO_ENABLED="0", GOFLAGS="")
+    go(arch, "build", *flags, "-o", str(out), "./cmd/batchfs")
     return json.loads(run("go", "version", "-m", "-json", str(out)))
 
 
@@ -56,7 +62,7 @@ def licenses(arch: str) -> dict[str, bytes]:
     found = {"LICENSE": (ROOT / "LICENSE").read_bytes()}
     goroot = run("go", "env", "GOROOT")
     form = "{{.Dir}}\t{{if .Module}}{{.Module.Path}}@{{.Module.Version}}\t{{.Module.Dir}}{{end}}"
-    for line in run("go", "list", "-deps", "-f", form, "./cmd/batchfs", GOOS="linux", GOARCH=arch, CGO_ENABLED="0").splitlines():
+    for line in go(arch, "list", "-deps", "-f", form, "./cmd/batchfs").splitlines():
         package, _, module = line.partition("\t")
         name, _, top = module.partition("\t")
         if Path(top) == ROOT:

@@ -39,6 +39,19 @@ func TestReleaseVersion(t *testing.T) {
 	e2e.Contains(t, "standard error of release", stderr, `head it with "## 98.7.6"`)
 }
 
+// The wheel, from which releases take the program, its licenses and its list of modules, has the
+// license of each module that is linked into the tested program, and no other.
+func TestLicenses(t *testing.T) {
+	t.Parallel()
+	differ := e2e.Run(t, "env", "PYTHONDONTWRITEBYTECODE=1", "PYTHONPATH=../python", e2e.Python, "-c", `
+import json, re, sys, wheel
+bill = json.loads(wheel.bill_of_materials("1", json.loads(wheel.run("go", "version", "-m", "-json", sys.argv[1]))))
+linked = {"go" if c["name"] == "std" else f"{c['name']}@{c['version']}" for c in bill["components"]}
+licensed = {re.match("go/|(.+?@[^/]+)/", name) for name in wheel.licenses(wheel.this_machine()) if name != "LICENSE"}
+print(sorted(linked ^ {m[1] or "go" for m in licensed}))`, e2e.PlainBatchfs)
+	e2e.Equal(t, "modules that are linked but have no license, or the other way around", differ, "[]\n")
+}
+
 // nfpm makes packages that depend on fuse3. A build before a release has a lower version than the
 // release.
 func TestPackages(t *testing.T) {

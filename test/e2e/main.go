@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -74,15 +75,18 @@ func findPrograms(dir string) error {
 	must(os.MkdirAll(cache, 0o755))
 	defer lockFile(filepath.Join(cache, "lock"))()
 	Batchfs = filepath.Join(dir, "batchfs")
+	makefile, err := os.ReadFile("../Makefile")
+	must(err)
+	tags := string(regexp.MustCompile(`(?m)^BUILD_TAGS = (.+)$`).FindSubmatch(makefile)[1])
 	programs := map[*string][2]string{
-		&PlainBatchfs:  {"batchfs", `CGO_ENABLED=0 go build -o "$0" ../cmd/batchfs`},
-		&FaultyBatchfs: {"batchfs-faulty", `CGO_ENABLED=0 go build -tags faults -o "$0" ../cmd/batchfs`},
+		&PlainBatchfs:  {"batchfs", `CGO_ENABLED=0 go build -tags ` + tags + ` -o "$0" ../cmd/batchfs`},
+		&FaultyBatchfs: {"batchfs-faulty", `CGO_ENABLED=0 go build -tags ` + tags + `,faults -o "$0" ../cmd/batchfs`},
 		&CReader:       {"reader", `cc -O2 -Wall -Wextra -o "$0" clients/reader.c`},
 		&CStorm:        {"storm", `cc -O2 -Wall -Wextra -o "$0" clients/storm.c`},
 		&CCrowd:        {"crowd", `cc -O2 -Wall -Wextra -pthread -o "$0" clients/crowd.c`},
 	}
 	if raceEnabled {
-		programs[&Batchfs] = [2]string{"batchfs-race", `go build -race -o "$0" ../cmd/batchfs`}
+		programs[&Batchfs] = [2]string{"batchfs-race", `go build -race -tags ` + tags + ` -o "$0" ../cmd/batchfs`}
 	}
 	// The file built names the `go test` that built the programs in the cache, and its Python.
 	built, run := filepath.Join(cache, "built"), goTest()

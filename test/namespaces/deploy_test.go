@@ -143,12 +143,16 @@ func TestImage(t *testing.T) {
 	for _, copied := range regexp.MustCompile(`(?m)^COPY --from=build (\S+) (\S+)$`).FindAllStringSubmatch(dockerfile, -1) {
 		e2e.NoError(t, os.MkdirAll(filepath.Dir(root+copied[2]), 0o755))
 		if copied[1] == "/batchfs" {
-			build := regexp.MustCompile(`(?m)^RUN (.*go build.*) -o /batchfs (.*)$`).FindStringSubmatch(dockerfile)
-			e2e.RunJob(t, "sh", "-c", "cd .. && "+build[1]+" -o "+root+copied[2]+" "+build[2])
+			build := regexp.MustCompile(`(?m)^RUN (make build PROGRAM=)/batchfs$`).FindStringSubmatch(dockerfile)
+			e2e.RunJob(t, "sh", "-c", "cd .. && env -u GOFLAGS "+build[1]+root+copied[2])
 		} else {
 			e2e.Write(t, root+copied[2], "")
 		}
 	}
+	linked := func(program string) string {
+		return strings.Join(regexp.MustCompile(`(?m)^\t(?:dep\t|build\t(?:-tags|CGO_ENABLED)=).*$`).FindAllString(e2e.Run(t, "go", "version", "-m", program), -1), "\n")
+	}
+	e2e.Equal(t, "the modules and the settings of the image's program", linked(root+"/usr/local/bin/batchfs"), linked(e2e.PlainBatchfs))
 	program := e2e.Must(elf.Open(root + "/usr/local/bin/batchfs"))(t)
 	defer program.Close()
 	if slices.ContainsFunc(program.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
