@@ -123,13 +123,10 @@ pictures:
 	examples/pictures speed examples/speed.svg
 	examples/pictures top examples/top.svg
 
-# Tests outside test/soak that check times and memory there, or repeat more.
-LIMITS = TestTimeLimit|TestUnkillable|TestHangingWorker|TestGrace|TestDoctorOfMounts|TestInterruptedCommands|TestCrowd|TestNoMemory|TestTop|TestManyShards|TestManyShardsAreAsFastAsFew|TestReadersShareAReload|TestOneOfSeveralFilesChanges|TestPythonPackage
-
 soak:
 	@.ci/setup test
-	BATCHFS_SOAK=1 go test ./test/soak ./sampler -v -count=1 -parallel 1 -timeout 4h
-	BATCHFS_SOAK=1 go test -p 1 ./test/stores ./test/faults ./test/commands -run '^($(LIMITS))$$' -v -count=1 -parallel 1 -timeout 1h
+	BATCHFS_SOAK=1 go test ./test/soak -v -count=1 -parallel 1 -timeout 4h
+	BATCHFS_SOAK=1 go test -p 1 $$(.ci/depending soak $$(go list ./... | grep -v /test/soak$$)) -v -count=1 -parallel 1 -timeout 1h
 	@$(MAKE) --no-print-directory repeat N=3 BUSY=$(shell expr 3 \* $$(nproc)) SHUFFLE=1
 	@$(MAKE) --no-print-directory fuzz
 	$(FUZZ) 5000000x ./cmd/batchfs/prepare/bpe -fuzz FuzzEncode
@@ -159,7 +156,7 @@ race:
 # The tests that -short skips or shortens.
 long:
 	-@.ci/versitygw
-	@$(TEST) $$(.ci/long $$(go list $(PACKAGES) | grep -v /test/stores$$))
+	@$(TEST) $$(.ci/depending short $$(go list $(PACKAGES) | grep -v /test/stores$$))
 
 languages:
 	@.ci/setup languages
@@ -182,16 +179,9 @@ vulnerabilities:
 	esac
 
 fuzz:
-	for parser in Npy LLMC Safetensors Megatron Datatrove; do \
-		$(FUZZ) $(FUZZTIME) ./cache/format -fuzz "Fuzz$$parser$$" || exit 1; \
+	@for target in $$(grep -rEo --include='*_test.go' '^func Fuzz\w+' . | sed -E 's|/[^/]*:func |:|'); do \
+		$(FUZZ) $(FUZZTIME) "$${target%:*}" -fuzz "^$${target#*:}$$" || exit 1; \
 	done
-	$(FUZZ) $(FUZZTIME) ./cache -fuzz FuzzIndex
-	$(FUZZ) $(FUZZTIME) ./sampler -fuzz FuzzRead
-	$(FUZZ) $(FUZZTIME) ./sampler -fuzz FuzzStart
-	$(FUZZ) $(FUZZTIME) ./cmd/batchfs/config -fuzz FuzzConfig
-	$(FUZZ) $(FUZZTIME) ./cmd/batchfs/config -fuzz FuzzPath
-	$(FUZZ) $(FUZZTIME) ./cmd/batchfs/prepare -fuzz FuzzTextOf
-	$(FUZZ) $(FUZZTIME) ./cmd/batchfs/prepare/bpe -fuzz FuzzEncode
 
 bench-compare:
 	@test -n "$(REF)" || { echo "which commit to compare with? make bench-compare REF=HEAD~1" >&2; exit 1; }

@@ -14,7 +14,7 @@ func TestPythonPackage(t *testing.T) {
 	t.Parallel()
 	e2e.NeedFUSE(t)
 	cmd := e2e.Job(t, e2e.Python, "-m", "tests")
-	cmd.Dir, cmd.Env = "../python", append(os.Environ(), "BATCHFS_PROGRAM="+e2e.PlainBatchfs, "PYTHONDONTWRITEBYTECODE=1")
+	cmd.Dir, cmd.Env = "../python", append(os.Environ(), "BATCHFS_PROGRAM="+e2e.PlainBatchfs, "BATCHFS_SOAK="+e2e.NormalOrSoak("0", "1"), "PYTHONDONTWRITEBYTECODE=1")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
