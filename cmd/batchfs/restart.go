@@ -58,20 +58,17 @@ func restart(m *mount.Mounted) (worker int64, err error) {
 	if err := m.CheckRunning(); err != nil {
 		return 0, err
 	}
-	// Await a restart that begins after this, because one in progress may have read the
+	// Await the first restart that begins after this, because one in progress may have read the
 	// configuration before it changed.
-	before := max(shared.Restarts.Load(), shared.RestartsBegun.Load())
+	n := max(shared.Restarts.Load(), shared.RestartsBegun.Load()) + 1
 	shared.AnnounceRestart()
 	if err := m.Signal(syscall.SIGHUP); err != nil {
 		return 0, err
 	}
-	if err := awaitRestart(m, func() bool { return shared.Restarts.Load() > before }); err != nil {
+	if err := awaitRestart(m, func() bool { return shared.Restarts.Load() >= n }); err != nil {
 		return 0, err
 	}
-	if problem := shared.LastRestart.String(); problem != "" {
-		return 0, errors.New(problem)
-	}
-	return shared.Worker.Load(), nil
+	return shared.Worker.Load(), shared.RestartError(n)
 }
 
 // awaitRestart waits until a restart of the mount has ended.

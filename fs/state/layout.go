@@ -71,7 +71,7 @@ type mountState struct {
 	InitReply Text
 
 	HandedOver  Text          // record of mount.Adopt, or empty; written by the supervisor
-	LastRestart Text          // error of the last restart, or empty; written by the supervisor
+	LastRestart Text          // error of the last restart, or empty: see EndRestart
 	Restarts    atomic.Uint64 // restarts that succeeded or were rejected; written by the supervisor
 
 	assigning struct { // assignment in progress (Handles.takeNumber), unless id is 0
@@ -93,6 +93,15 @@ type mountState struct {
 	RestartsBegun    atomic.Uint64
 	restartAnnounced atomic.Int64 // clock.Now of the last AnnounceRestart; written by commands
 	Snapshot         atomic.Uint64
+
+	outcomes [8]restartOutcome // outcome of restart n at n modulo 8; written by the supervisor
+}
+
+// A restartOutcome is how a restart ended.
+type restartOutcome struct {
+	number  atomic.Uint64 // the first restart is 1; written last
+	kind    [16]byte      // name of the failure.Kind, padded with zeros
+	message Text          // empty if the restart succeeded
 }
 
 // Counters are the counters of a mount. They outlive its workers.

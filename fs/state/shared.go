@@ -10,9 +10,11 @@ package state
 
 import (
 	"bytes"
+	"errors"
 	"time"
 
 	"batchfs/internal/clock"
+	"batchfs/internal/failure"
 )
 
 // Set sets the text to a copy of b, cut to 4096 bytes.
@@ -171,6 +173,38 @@ func (s *Shared) Unresponsive() map[string]time.Duration {
 		}
 	}
 	return waiting
+}
+
+// EndRestart records the outcome of the restart in progress: its error, or nil if it succeeded.
+// Only the supervisor calls it.
+func (s *Shared) EndRestart(err error) {
+	kind, message := "", ""
+	if err != nil {
+		kind, message = failure.KindOf(err).Name, err.Error()
+	}
+	n := s.Restarts.Load() + 1
+	o := &s.outcomes[n%uint64(len(s.outcomes))]
+	o.number.Store(0)
+	setText(o.kind[:], kind)
+	o.message.Set([]byte(message))
+	o.number.Store(n)
+	s.LastRestart.Set([]byte(message)) // an older command reads only this
+	s.Restarts.Store(n)
+}
+
+// RestartError returns the error that restart n ended with, or nil if it succeeded. If there is no
+// record of it, because the supervisor is older or many restarts have ended since, it returns the
+// error of the last restart, without its kind.
+func (s *Shared) RestartError(n uint64) error {
+	o := &s.outcomes[n%uint64(len(s.outcomes))]
+	kind, message := getText(o.kind[:]), o.message.String()
+	if o.number.Load() != n {
+		kind, message = "", s.LastRestart.String()
+	}
+	if message == "" {
+		return nil
+	}
+	return failure.Named(kind).Wrap(errors.New(message))
 }
 
 // AnnounceRestart tells the supervisor that a signal to restart follows.

@@ -19,6 +19,7 @@ import (
 
 	"batchfs/fs/mount"
 	"batchfs/fs/state"
+	"batchfs/internal/failure"
 	"batchfs/internal/fdpass"
 	"batchfs/internal/process"
 	"batchfs/internal/require"
@@ -45,7 +46,10 @@ func runWorker(behavior string) {
 	switch behavior {
 	case "refuse":
 		w.Refuse(errors.New("it does not suit"))
-		return
+		os.Exit(failure.Config.Status)
+	case "refuse without a kind": // as an older worker
+		w.Refuse(errors.New("it does not suit"))
+		os.Exit(1)
 	case "end":
 		return
 	case "hang":
@@ -260,11 +264,21 @@ func TestRestart(t *testing.T) {
 	if outcome := ask(); outcome != "" || int(r.shared.Worker.Load()) == first {
 		t.Errorf("%q, and worker %d serves after %d", outcome, r.shared.Worker.Load(), first)
 	}
-	for behavior, want := range map[string]string{"refuse": "it does not suit", "end": "the new worker exited before it was serving (exit status 0)", "publish nothing": errNoDescriptor.Error()} {
+	for behavior, want := range map[string]struct {
+		outcome string
+		kind    *failure.Kind
+	}{
+		"refuse":                {"it does not suit", failure.Config},
+		"refuse without a kind": {"it does not suit", failure.Other},
+		"end":                   {"the new worker exited before it was serving (exit status 0)", failure.Other},
+		"publish nothing":       {errNoDescriptor.Error(), failure.Other},
+	} {
 		r.setBehavior(behavior)
 		serving := r.shared.Worker.Load()
-		if outcome := ask(); outcome != want || r.shared.Worker.Load() != serving {
-			t.Errorf("%s: %q, and worker %d serves after %d", behavior, outcome, r.shared.Worker.Load(), serving)
+		outcome := ask()
+		kind := failure.KindOf(r.shared.RestartError(r.shared.Restarts.Load()))
+		if outcome != want.outcome || kind != want.kind || r.shared.Worker.Load() != serving {
+			t.Errorf("%s: %q of kind %s, and worker %d serves after %d", behavior, outcome, kind.Name, r.shared.Worker.Load(), serving)
 		}
 	}
 	// A snapshot that a worker publishes before it serves is used from then on.
@@ -399,8 +413,10 @@ func TestRefusalBehindTheEnd(t *testing.T) {
 	noError(t, err)
 	testwait.For(t, "the end of the new worker", p.ended)
 	r.next = p
-	if err := r.processFailed(p, nil); err != nil || r.shared.LastRestart.String() != "it does not suit" {
-		t.Errorf("%v, and the restart was rejected because %q", err, r.shared.LastRestart.String())
+	err = r.processFailed(p, nil)
+	why := r.shared.RestartError(1)
+	if err != nil || fmt.Sprint(why) != "it does not suit" || failure.KindOf(why) != failure.Config {
+		t.Errorf("%v, and the restart was rejected because of %v, of kind %s", err, why, failure.KindOf(why).Name)
 	}
 }
 

@@ -255,7 +255,9 @@ func (s *supervisor) handleMessage(p *workerProcess, m message) error {
 	case m.text == "":
 		return s.processFailed(p, nil)
 	case strings.HasPrefix(m.text, msgRefused):
-		return s.processFailed(p, errors.New(strings.TrimPrefix(m.text, msgRefused)))
+		p.lastMessage = m.text
+		p.awaitEnd(leavingLimit) // with an exit status that processFailed needs
+		return s.processFailed(p, nil)
 	default:
 		return s.processFailed(p, fmt.Errorf("it sent an unexpected message, %q", m.text))
 	}
@@ -361,19 +363,13 @@ func (s *supervisor) killNext() {
 // rejectRestart ends a restart without replacing the worker.
 func (s *supervisor) rejectRestart(err error) {
 	s.Log.Error("restart rejected: the current worker keeps serving", "err", err)
-	s.endRestart(err.Error())
+	s.shared.EndRestart(err)
 }
 
 // failRestart ends a restart after which neither the old worker nor the new one is left.
 func (s *supervisor) failRestart(err error) {
 	s.Log.Error("restart rejected: another worker takes over with the old program and configuration", "err", err)
-	s.endRestart(err.Error())
-}
-
-// endRestart tells the waiting command why the restart was rejected, or "" if it succeeded.
-func (s *supervisor) endRestart(outcome string) {
-	s.shared.LastRestart.Set([]byte(outcome))
-	s.shared.Restarts.Add(1)
+	s.shared.EndRestart(err)
 }
 
 // switchToNext replaces the worker with the new one of a restart.
@@ -443,7 +439,7 @@ func (s *supervisor) recordServing() {
 	case p.isRestart:
 		s.Log.Info("restarted: a new worker is serving", "pid", pid)
 		s.Restarted()
-		s.endRestart("")
+		s.shared.EndRestart(nil)
 		p.isRestart = false
 	default:
 		s.Log.Warn("the worker failed: another has taken over", "why", s.lastFailure, "after", time.Since(s.failedAt), "attempts", s.attempts, "pid", pid)

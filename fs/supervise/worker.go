@@ -58,7 +58,8 @@ func ConnectSupervisor() (*Worker, error) {
 	return w, nil
 }
 
-// Refuse reports to the supervisor why this process cannot serve.
+// Refuse reports to the supervisor why this process cannot serve. The process must then exit, with
+// the status of the kind of err.
 func (w *Worker) Refuse(err error) { fdpass.Send(w.conn, msgRefused+err.Error(), nil) }
 
 // Publish gives the supervisor a snapshot for new workers, and closes the file.

@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"batchfs/internal/failure"
 	"batchfs/internal/fdpass"
 	"batchfs/internal/process"
 )
@@ -26,7 +27,7 @@ const (
 	msgPing     = "ping"     // supervisor
 	msgPong     = "pong"     // worker
 	msgSnapshot = "snapshot" // worker: a snapshot for new workers is attached
-	msgRefused  = "refused " // worker: cannot serve, for the reason that follows
+	msgRefused  = "refused " // worker: exits because it cannot serve, for the reason that follows
 )
 
 type message struct {
@@ -54,7 +55,7 @@ type workerProcess struct {
 	publishedSnapshot *os.File      // snapshot that it sent before it served
 	cpuTime           time.Duration // processor time at the last call of runnableTime
 	startupTime       time.Duration // runnable time spent getting ready
-	lastMessage       string        // last message that drainMessages found, or empty
+	lastMessage       string        // last message before it served; empty while it has not failed
 	isRestart         bool          // whether it belongs to a restart in progress
 	isPrepared        bool
 	isPromoted        bool
@@ -144,7 +145,7 @@ func (p *workerProcess) isOverdue(limit time.Duration) bool {
 // exitError returns why a process has ended by itself. Its messages must have been drained.
 func (p *workerProcess) exitError() error {
 	if reason, refused := strings.CutPrefix(p.lastMessage, msgRefused); refused {
-		return errors.New(reason)
+		return failure.OfStatus(p.status().ExitStatus()).Wrap(errors.New(reason))
 	}
 	err := errors.New(p.describeExit())
 	if !p.isServing {

@@ -21,7 +21,7 @@ var (
 	NoFUSE     = &Kind{"no_fuse", 69, "this machine or this user cannot mount; `cat` and `batchfs.open` in Python read the same batches without a mount"}
 	Mountpoint = &Kind{"mountpoint", 73, "the mountpoint does not exist or is not an empty directory, or no batchfs is mounted there"}
 	Busy       = &Kind{"busy", 75, "a batchfs is already mounted on the mountpoint, or another process is mounting there"}
-	Config     = &Kind{"config", 78, "the configuration is wrong: its file, `--data`, `--set`, or the settings in a path"}
+	Config     = &Kind{"config", 78, "the configuration is wrong: its file, `--data`, `--set`, or the settings in a path; or `restart` cannot apply it to the mount"}
 )
 
 // Kinds lists all kinds.
@@ -31,6 +31,17 @@ var Kinds = []*Kind{Other, Usage, Data, NoFUSE, Mountpoint, Busy, Config}
 func Named(name string) *Kind {
 	for _, k := range Kinds {
 		if k.Name == name {
+			return k
+		}
+	}
+	return Other
+}
+
+// OfStatus returns the kind of the failure of a command with an exit status, or Other if there is
+// none.
+func OfStatus(status int) *Kind {
+	for _, k := range Kinds {
+		if k.Status == status {
 			return k
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"testing"
 
+	"batchfs/internal/failure"
 	"batchfs/test/e2e"
 )
 
@@ -104,7 +105,7 @@ func TestDoctorOfTokens(t *testing.T) {
 		{e2e.Hang, "no answer in 5s: the disk or file server seems to be stuck"},
 	} {
 		d.Set(t, test.mode)
-		if out, stderr, err := e2e.Try(t, e2e.PlainBatchfs, "restart", m.Dir); err == nil || !strings.Contains(out, "now serves "+m.Dir) ||
+		if out, stderr, err := e2e.Try(t, e2e.PlainBatchfs, "restart", m.Dir); !e2e.HasStatus(err, failure.Data) || !strings.Contains(out, "now serves "+m.Dir) ||
 			!strings.Contains(stderr, m.Path("train")+" cannot be read: ") || !strings.Contains(stderr, test.want) || strings.Contains(stderr, "well") {
 			t.Errorf("restart: error %v, output %q, standard error %q, want %q", err, out, stderr, test.want)
 		}

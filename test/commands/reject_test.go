@@ -3,7 +3,6 @@ package commands
 import (
 	"encoding/json"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -60,7 +59,7 @@ func TestRejected(t *testing.T) {
 				args := slices.Concat([]string{"sh", "-c", `exec "$0" "$@" 3>` + inDir("report"), e2e.Batchfs, "mount", "--status-fd=3"},
 					background, test.args, []string{inDir(test.mountpoint)})
 				_, stderr, err := e2e.Try(t, args...)
-				if exit, ok := err.(*exec.ExitError); !ok || exit.ExitCode() != test.kind.Status {
+				if !e2e.HasStatus(err, test.kind) {
 					t.Errorf("got %v, want exit status %d", err, test.kind.Status)
 				}
 				var report struct{ Kind, Message string }
@@ -78,7 +77,7 @@ func TestRejected(t *testing.T) {
 
 	m := e2e.Mount(t, tokensFlags("good.bin")...)
 	_, stderr, err := e2e.Try(t, append([]string{e2e.Batchfs, "mount"}, append(tokensFlags("good.bin"), m.Dir)...)...)
-	if exit, ok := err.(*exec.ExitError); !ok || exit.ExitCode() != failure.Busy.Status || !strings.Contains(stderr, "already mounted") {
+	if !e2e.HasStatus(err, failure.Busy) || !strings.Contains(stderr, "already mounted") {
 		t.Errorf("a second mount: %v, %s, want exit status %d", err, stderr, failure.Busy.Status)
 	}
 	e2e.CheckFails(t, "is inside the batchfs mount "+m.Dir, append([]string{e2e.Batchfs, "mount"}, append(tokensFlags("good.bin"), m.Path("train/batch"))...)...)

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -17,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"batchfs/internal/failure"
 	"batchfs/internal/require"
 	"batchfs/internal/testwait"
 )
@@ -389,6 +391,12 @@ func CheckFails(t testing.TB, want string, args ...string) {
 	if _, stderr, err := Try(t, args...); err == nil || !strings.Contains(stderr, want) {
 		t.Errorf("%s: error %v, standard error %q, want %q", strings.Join(args, " "), err, stderr, want)
 	}
+}
+
+// HasStatus reports whether err is that of a command that failed with the exit status of kind.
+func HasStatus(err error, kind *failure.Kind) bool {
+	exit, ok := errors.AsType[*exec.ExitError](err)
+	return ok && exit.ExitCode() == kind.Status
 }
 
 // CheckOutput checks that a command succeeds and that its standard output contains want.

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"batchfs/internal/failure"
 	"batchfs/test/e2e"
 )
 
@@ -115,7 +116,9 @@ func TestRestart(t *testing.T) {
 		}
 		e2e.Write(t, config, []byte(changed))
 		serving := m.Worker(t)
-		e2e.CheckFails(t, message, e2e.PlainBatchfs, "restart", m.Dir)
+		if _, stderr, err := e2e.Try(t, e2e.PlainBatchfs, "restart", m.Dir); !e2e.HasStatus(err, failure.Config) || !strings.Contains(stderr, message) {
+			t.Errorf("restart: error %v, standard error %q, want exit status %d and %q", err, stderr, failure.Config.Status, message)
+		}
 		e2e.Equal(t, "the worker after a restart that was rejected", m.Worker(t), serving)
 	}
 	e2e.NoError(t, os.Chmod(program, 0o644))

@@ -6,11 +6,14 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+
+	"batchfs/internal/failure"
 )
 
 // CheckRestart returns an error if a restart cannot apply c to a mount with the configuration old.
 // The error names the first difference.
-func (c *Config) CheckRestart(old *Config) error {
+func (c *Config) CheckRestart(old *Config) (err error) {
+	defer func() { err = failure.Config.Wrap(err) }()
 	const fix = "to change it, unmount and mount again"
 	compare := func(table string, configured, mounted map[string]any) error {
 		for _, key := range slices.Sorted(maps.Keys(mounted)) {

@@ -13,6 +13,7 @@ import (
 	"batchfs/cache/localfile"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/fs/state"
+	"batchfs/internal/failure"
 	"batchfs/sampler"
 )
 
@@ -49,7 +50,7 @@ func (s *Snapshot) ForRestart() (*Snapshot, error) {
 	for split, oldSplit := range newConfig.Rescheduled(old) {
 		fresh.Generation = s.Generation + 1
 		if err := fresh.changeSchedule(split, oldSplit, NewOpener(newConfig)); err != nil {
-			return nil, err
+			return nil, failure.Data.Wrap(err)
 		}
 	}
 	return &fresh, nil
@@ -151,7 +152,8 @@ func NewScheduleCheck(old, fresh *Snapshot, shared *state.Shared) (*ScheduleChec
 
 // Run returns an error if a row that was read from the mount changes. Once no worker serves and
 // Shared.ScheduleGeneration has changed, further calls have the same result.
-func (c *ScheduleCheck) Run() error {
+func (c *ScheduleCheck) Run() (err error) {
+	defer func() { err = failure.Config.Wrap(err) }()
 	const fix = "undo the change, or unmount and mount again"
 	for _, split := range c.splits {
 		list, complete := c.shared.Furthest(split.Name)

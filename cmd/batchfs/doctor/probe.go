@@ -1,7 +1,9 @@
 package doctor
 
 import (
+	"bytes"
 	"cmp"
+	"encoding/gob"
 	"errors"
 	"fmt"
 	"io"
@@ -16,6 +18,7 @@ import (
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
 	"batchfs/fs/mount"
+	"batchfs/internal/failure"
 )
 
 // SplitsOf returns the splits of a mount from its supervisor's snapshot. It does not touch the
@@ -64,19 +67,24 @@ func ProbeSplit(m *mount.Mounted, split *config.Split) (string, error) {
 		return "", err
 	}
 	output.SetReadDeadline(time.Now().Add(checkTimeout))
-	text, err := io.ReadAll(output)
+	answer, err := io.ReadAll(output)
 	if err != nil {
 		cmd.Process.Kill() // no Wait: the process may be stuck
-		return "", errNoReply(checkTimeout, storageHint(split))
+		return "", failure.Data.Wrap(errNoReply(checkTimeout, storageHint(split)))
 	}
-	if err := cmd.Wait(); err != nil {
-		return "", errors.New(cmp.Or(string(text), "the process that checked the files died: "+err.Error()))
+	err = cmd.Wait()
+	var r command.Report
+	if err := cmp.Or(err, gob.NewDecoder(bytes.NewReader(answer)).Decode(&r)); err != nil {
+		return "", fmt.Errorf("the process that checked the files died: %w", err)
 	}
-	return string(text), nil
+	if r.Kind != command.Ready {
+		return "", r.Err()
+	}
+	return r.Message, nil
 }
 
 // ProbeCommand returns the hidden command that ProbeSplit starts, with the snapshot open as
-// descriptor 3.
+// descriptor 3. It writes a gob-encoded report to standard output.
 func ProbeCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    "probe SPLIT",
@@ -84,12 +92,11 @@ func ProbeCommand() *cobra.Command {
 		Args:   cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			detail, err := probe(os.NewFile(3, "snapshot"), args[0])
+			r := &command.Report{Kind: command.Ready, Message: detail}
 			if err != nil {
-				fmt.Fprint(cmd.OutOrStdout(), err)
-				return command.ExitStatus(1)
+				r = command.NewReport(err)
 			}
-			fmt.Fprint(cmd.OutOrStdout(), detail)
-			return nil
+			return gob.NewEncoder(cmd.OutOrStdout()).Encode(r)
 		},
 	}
 }
@@ -110,10 +117,12 @@ func probe(file *os.File, split string) (string, error) {
 	}
 	d, err := snapshot.Readable(s, dataset.NewOpener(c))
 	if errors.Is(err, os.ErrNotExist) {
-		return "", fmt.Errorf("%w; put the file back, or unmount and mount again with the current files", err)
+		err = fmt.Errorf("%w; put the file back, or unmount and mount again with the current files", err)
+	} else if err != nil {
+		err = withPermissionFix(err)
 	}
 	if err != nil {
-		return "", withPermissionFix(err)
+		return "", failure.Data.Wrap(err)
 	}
 	return d.SizeSummary(), nil
 }

@@ -41,7 +41,7 @@ func workerCommand() *cobra.Command {
 				return panicked
 			default:
 				w.Refuse(err) // the supervisor tells the user
-				return command.ExitStatus(1)
+				return command.PrintedError{Err: err}
 			}
 		},
 	}
