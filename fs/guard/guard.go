@@ -161,7 +161,15 @@ func New(o Options, makeInner func(*Guard) (FileSystem, error)) (g *Guard, err e
 	return g, err
 }
 
-func (o *Options) tickInterval() time.Duration { return min(o.Timeout/8, longWait/4) }
+// timeoutTicks returns the age in ticks at which a request times out. Ticks come every quarter of
+// longWait, or more often: a request can begin just before a tick, and must not time out before a
+// store has had 95% of the timeout to respond.
+func (o *Options) timeoutTicks() int {
+	const every = longWait / 4
+	return max(32, int((o.Timeout+every-1)/every))
+}
+
+func (o *Options) tickInterval() time.Duration { return o.Timeout / time.Duration(o.timeoutTicks()) }
 
 func (g *Guard) Lookup(
 	interrupted <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut,
@@ -365,8 +373,9 @@ func (g *Guard) interruptedRequests() map[uint64]uint32 {
 	return threads
 }
 
-// abandonRequests abandons the requests with the ids in killed, and those that have exceeded the
-// timeout. It returns the latter and, for each split, the age of its oldest request.
+// abandonRequests abandons the requests with the ids in killed, and those that would exceed the
+// timeout before the next tick. It returns the latter and, for each split, the age of its oldest
+// request.
 func (g *Guard) abandonRequests(killed map[uint64]uint32) (timedOut []*request, longest []time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -384,7 +393,7 @@ func (g *Guard) abandonRequests(killed map[uint64]uint32) (timedOut []*request, 
 		case isKilled:
 			r.pages = Pages{} // other readers of these pages have not waited for the whole timeout
 			g.abandon(r, syscall.EINTR)
-		case waited > g.opts.Timeout:
+		case r.ticks >= g.opts.timeoutTicks():
 			g.abandon(r, syscall.ETIMEDOUT)
 			timedOut = append(timedOut, r)
 		}

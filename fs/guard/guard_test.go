@@ -162,9 +162,9 @@ func newTestGuard(t *testing.T, splits int, replyBytes int64) *testGuard {
 	return g
 }
 
-// timeOutAll lets Options.Timeout, which is 8 ticks, pass.
+// timeOutAll lets Options.Timeout pass.
 func (g *testGuard) timeOutAll() {
-	for range 10 {
+	for range g.opts.timeoutTicks() {
 		g.tick()
 	}
 }
@@ -320,6 +320,30 @@ func TestTimedOutRequests(t *testing.T) {
 		t.Errorf("waiting after all handlers returned: %v", waiting)
 	}
 	g.expectIdle(t)
+}
+
+// A request gets an error within the timeout, but not before a store fails, wherever it begins
+// between two ticks.
+func TestTimeLimit(t *testing.T) {
+	for _, timeout := range []time.Duration{100 * time.Millisecond, 2*time.Second + 1, 8200 * time.Millisecond, 30 * time.Second, 10*time.Minute - 1} {
+		g := newTestGuard(t, 1, 0)
+		g.opts.Timeout = timeout
+		release := g.disk.hang()
+		var reader sync.WaitGroup
+		reader.Go(func() { g.read(1, 1, 100) })
+		g.await(t, "the reader", 1, 0)
+		ticks := time.Duration(0)
+		for failed := false; !failed && ticks < 10_000; ticks++ {
+			g.tick()
+			_, failed = g.errors.Load(g.lastID.Load())
+		}
+		every := g.opts.tickInterval()
+		if shortest, longest := (ticks-1)*every, ticks*every; longest > timeout || shortest < timeout*95/100 || every > longWait/4 {
+			t.Errorf("with a timeout of %v and ticks every %v, a read ends after %v to %v", timeout, every, shortest, longest)
+		}
+		release()
+		testwait.End(t, "the reader", reader.Wait)
+	}
 }
 
 // A request whose reader is being killed is abandoned and undone, even if another signal caused its
@@ -531,7 +555,7 @@ func TestTimeoutInQueue(t *testing.T) {
 	if buf[len(buf)/2] != 0 {
 		t.Error("the buffer of a sent reply was not freed while many requests wait")
 	}
-	for range 8 {
+	for range g.opts.timeoutTicks() - 1 {
 		g.tick()
 	}
 	g.await(t, "the last request", 2, 0)
