@@ -247,7 +247,8 @@ var ErrRanges = fmt.Errorf("a batch of next was read in more than %d separate ra
 var ErrOutdated = fmt.Errorf("the token files changed while they were read: open the file again, "+
 	"or read next from its beginning (%w)", syscall.ESTALE)
 
-// EndedError returns the error of a read beyond the last batch of a sequence.
+// EndedError returns the error of a read beyond the last batch of a sequence. It matches
+// syscall.ENODATA.
 func EndedError(batches uint64) error {
 	if batches == array.MaxBatches {
 		return errLastNumber
@@ -257,9 +258,9 @@ func EndedError(batches uint64) error {
 
 var (
 	errUsedUp = fmt.Errorf("no batch is left, because every source has used up its max_epochs: "+
-		"raise it or add a source in the configuration, and run batchfs restart (%w)", syscall.ENODATA)
-	errLastNumber = fmt.Errorf("no batch is left, because batch numbers end at %d: go back with batchfs seek (%w)",
-		uint64(array.MaxBatches-1), syscall.ENODATA)
+		"raise it or add a source in the configuration, and run batchfs restart if the split is mounted (%w)", syscall.ENODATA)
+	errLastNumber = fmt.Errorf("no batch is left, because batch numbers end at %d: "+
+		"begin with an earlier one, for next with batchfs seek (%w)", uint64(array.MaxBatches-1), syscall.ENODATA)
 )
 
 // ErrAbandoned is the error of a request that was abandoned. Nobody sees it, because the reader

@@ -57,7 +57,7 @@ func TestSeekAmongReaders(t *testing.T) {
 // After the last number, reads fail with the way back. Only a sequence that max_epochs ends is said
 // to have used them up.
 func TestReadsBeyondTheEnd(t *testing.T) {
-	for batches, want := range map[uint64]string{7: "max_epochs", noEnd: "batch numbers end at 1099511627775: go back with batchfs seek"} {
+	for batches, want := range map[uint64]string{7: "max_epochs", noEnd: "batch numbers end at 1099511627775: begin with an earlier one, for next with batchfs seek"} {
 		h := newTestHandles(t)
 		h.shared.Sequences[1].Seek(batches - 1)
 		for _, fails := range []bool{false, true} {

@@ -1756,7 +1756,7 @@ class TestErrors(Place):
         source = 'name = "a"\ntokens = "train.bin"\nweight = 1\nmax_epochs = 0.1\n'
         config.write_text(f"[batch]\nbatch_size = {B}\nblock_size = {T}\n[[splits.train.sources]]\n{source}")
         train = batchfs.Piped(["-c", str(config)]).split("train")
-        with self.assertRaisesRegex(batchfs.ReadError, "train has no batch .*max_epochs") as caught:
+        with self.assertRaisesRegex(batchfs.ReadError, "batch .* of train: no batch is left.*max_epochs") as caught:
             for _ in train.steps():
                 pass
         self.assertEqual(caught.exception.kind, "end")

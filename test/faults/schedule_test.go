@@ -179,14 +179,15 @@ func TestEndOfSchedule(t *testing.T) {
 		e2e.Equal(t, fmt.Sprintf("sequence.bin of %d batches", batches), e2e.FileDigest(t, m, "train/sequence.bin"), e2e.Digest(want))
 	}
 	checkSequence(10)
+	const ended = "no batch is left, because every source has used up its max_epochs: raise it or add a source in the configuration, and run batchfs restart"
 	for range 3 {
 		for _, path := range []string{"next", "next.npy", "batch/10", "rank=1,world=2/batch/5.json"} {
 			e2e.CheckFails(t, "No data available", "cat", m.Path("train/"+path))
 		}
-		e2e.CheckLogAndStatus(t, m, "no batch is left, because every source has used up its max_epochs: raise it or add a source in the configuration, and run batchfs restart")
+		e2e.CheckLogAndStatus(t, m, ended)
 		e2e.Kill(t, m, m.AwaitWorker(t))
 	}
-	const end = "train has no batch 10, because every source has used up its max_epochs: raise it, or add a source"
+	const end = "batch 10 of train: " + ended
 	e2e.CheckFails(t, end, e2e.PlainBatchfs, "cat", "train", "-c", config, "--from", "9", "--count", "2")
 	out, stderr, err := e2e.Try(t, e2e.PlainBatchfs, "cat", "train", "-c", config, "--from", "8", "--count", "0")
 	if err != nil || len(out) != 2*256 || !strings.Contains(stderr, end) {

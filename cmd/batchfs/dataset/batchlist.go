@@ -4,12 +4,10 @@ import (
 	"fmt"
 	"path/filepath"
 	"sync"
-	"syscall"
 
 	"batchfs/cache"
 	"batchfs/fs"
 	"batchfs/fs/state"
-	"batchfs/sampler"
 )
 
 // A BatchList has the batches of a Dataset, and the other files that a mount derives from it: it is
@@ -113,14 +111,11 @@ func (b *BatchList) Read(dst []byte, k uint64, off int64) error {
 
 // CheckEnd returns an error, which matches syscall.ENODATA, if the sequence ends before batch k.
 func (d *Dataset) CheckEnd(k uint64) error {
-	n, why := d.Sequence.Batches(), "every source has used up its max_epochs: raise it, or add a source"
+	n := d.Sequence.Batches()
 	if k < n {
 		return nil
 	}
-	if n == sampler.MaxBatches {
-		why = fmt.Sprintf("batch numbers end at %d", uint64(n-1))
-	}
-	return fmt.Errorf("%s has no batch %d, because %s (%w)", d.Split.Path(), k, why, syscall.ENODATA)
+	return fmt.Errorf("batch %d of %s: %w", k, d.Split.Path(), state.EndedError(n))
 }
 
 // Check returns an error if the files of batch k have changed.

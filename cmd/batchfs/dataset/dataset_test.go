@@ -229,7 +229,7 @@ func TestReadBeyondTheLastNumber(t *testing.T) {
 	testfiles.Positions(t, map[string]int{"a.bin": 50})
 	b := mustOpen(t, testfiles.Small+"[splits.train]\ntokens = 'a.bin'")[0].BatchList(nil)
 	must(t, b.Read(make([]byte, 1), sampler.MaxBatches-1, 0))
-	const want = "train has no batch 1099511627776, because batch numbers end at 1099511627775"
+	const want = "batch 1099511627776 of train: no batch is left, because batch numbers end at 1099511627775: begin with an earlier one"
 	if err := b.Read(make([]byte, 1), sampler.MaxBatches, 0); !errors.Is(err, syscall.ENODATA) || !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("%v, want %s", err, want)
 	}
@@ -240,7 +240,7 @@ func TestStartBeyondTheEnd(t *testing.T) {
 	t.Chdir(t.TempDir())
 	testfiles.Positions(t, map[string]int{"a.bin": 50})
 	d := mustOpen(t, testfiles.Small+"[splits.train]\norder = 'shuffle'\nstart = 100\n[[splits.train.sources]]\nname = 'a'\ntokens = 'a.bin'\nweight = 1\nmax_epochs = 1\n")[0]
-	const want = "train has no batch 100, because every source has used up its max_epochs"
+	const want = "batch 100 of train: no batch is left, because every source has used up its max_epochs: raise it or add a source"
 	if err := d.TryRead(); !errors.Is(err, syscall.ENODATA) || !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("%v, want %s", err, want)
 	}
