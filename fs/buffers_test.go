@@ -45,7 +45,10 @@ func TestRequestBuffersAreResident(t *testing.T) {
 }
 
 func TestUnknownGoFuseVersion(t *testing.T) {
-	for _, server := range []any{&struct{}{}, &struct{ readPool *sync.Pool }{}, &struct{ readPool sync.Pool }{sync.Pool{New: func() any { return 1 }}}} {
+	for _, server := range []any{
+		&struct{}{}, &struct{ readPool *sync.Pool }{}, &struct{ readPool sync.Pool }{},
+		&struct{ readPool sync.Pool }{sync.Pool{New: func() any { return 1 }}}, &struct{ readPool sync.Pool }{sync.Pool{New: func() any { return []byte{1} }}},
+	} {
 		if _, err := residentBuffers(server); err == nil {
 			t.Errorf("no error for %T", server)
 		}

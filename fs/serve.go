@@ -83,6 +83,9 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Split, o Options) er
 	if err != nil {
 		return err
 	}
+	if _, err := residentBuffers(server); err != nil {
+		o.Log.Warn("a request may fail with EIO if a worker is killed while the kernel delivers it", "err", err)
+	}
 	if err := w.AwaitPromotion(); err != nil {
 		return err
 	}
@@ -236,9 +239,6 @@ func handshake(
 	if err != nil {
 		return nil, 0, err
 	}
-	if _, err := residentBuffers(server); err != nil {
-		return nil, 0, err
-	}
 	reply := make([]byte, maxInit)
 	n, err := unix.Read(pair[0], reply)
 	if err != nil {
@@ -337,10 +337,10 @@ func residentBuffers(server any) (*sync.Pool, error) {
 		return nil, fmt.Errorf("%T has no field readPool of type sync.Pool, unlike in go-fuse v2.12.1: package fs must be adapted to this version", server)
 	}
 	pool := (*sync.Pool)(field.Addr().UnsafePointer())
-	allocate := pool.New
-	if _, ok := allocate().([]byte); !ok {
-		return nil, fmt.Errorf("readPool of %T does not hold []byte, unlike in go-fuse v2.12.1: package fs must be adapted to this version", server)
+	if buf, _ := pool.Get().([]byte); len(buf) < 4096 {
+		return nil, fmt.Errorf("readPool of %T does not hold buffers of 4096 bytes, unlike in go-fuse v2.12.1: package fs must be adapted to this version", server)
 	}
+	allocate := pool.New
 	*pool = sync.Pool{New: func() any {
 		buf := allocate().([]byte)
 		// A READ or LOOKUP fits into 4096 bytes, in up to two pages.
