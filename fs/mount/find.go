@@ -162,6 +162,9 @@ func (m *Mounted) verify() error {
 		return ErrElsewhere
 	}
 	stat, err := process.ReadStat(process.Dir(m.Supervisor))
+	if err != nil && unix.Kill(m.Supervisor, 0) == unix.EPERM { // /proc is mounted with hidepid
+		return permissionError(fmt.Errorf("/proc hides process %d: %w", m.Supervisor, os.ErrPermission))
+	}
 	if err != nil || stat.StartTicks != m.began || stat.HasEnded() {
 		return ErrDead
 	}
@@ -287,7 +290,7 @@ func (m *Mounted) usesBy(proc string) (all []string) {
 // State maps the shared memory of the mount. The caller must close it. Only root and the user who
 // mounted may do so.
 func (m *Mounted) State() (*state.Shared, error) {
-	if err := m.CheckAlive(); err != nil {
+	if err := m.verify(); err != nil {
 		return nil, err
 	}
 	return m.mapState()

@@ -93,6 +93,34 @@ func TestOtherPIDNamespace(t *testing.T) {
 	e2e.Equal(t, "in a namespace of its own", strings.Join(strings.Fields(out), " "), "0 1 1 0")
 }
 
+// Where /proc hides the processes of other users, a mount of another user is not reported as dead.
+func TestMountOfAnotherUser(t *testing.T) {
+	needNamespaces(t)
+	e2e.NeedRoot(t, "only root may mount /proc")
+	config, _ := e2e.SmallConfig(t, 1)
+	above := e2e.Must(os.MkdirTemp("", "batchfs-user-"))(t) // others may not enter t.TempDir()
+	t.Cleanup(func() { os.RemoveAll(above) })
+	e2e.NoError(t, os.Chmod(above, 0o755))
+	dir := filepath.Join(above, "mnt")
+	e2e.NoError(t, os.Mkdir(dir, 0o755))
+	m := e2e.MountAt(t, dir, exec.Command(e2e.Batchfs), "-c", config, "--set", "mount.allow_other=true")
+	for _, hidepid := range []string{"hidepid=1", "hidepid=2"} {
+		for want, args := range map[string][]string{
+			"is mounted; only user 0, who mounted it, and root": {"doctor", "--mounted", m.Dir},
+			m.Dir + "  closed ":                {"list"},
+			"train/batch/0 can be read":        {"why", m.Path("train/batch/0")},
+			"only root and the user who mount": {"restart", m.Dir},
+			"user 0, who mounted it, and root": {"unmount", m.Dir},
+		} {
+			out, err := e2e.Command(t, "unshare", slices.Concat([]string{"--mount", "--propagation", "private", "sh", "-c",
+				`mount -t proc -o "$0" proc /proc && exec setpriv --reuid 65534 --regid 65534 --clear-groups "$@"`, hidepid, e2e.Batchfs}, args)...).CombinedOutput()
+			if !strings.Contains(string(out), want) || strings.Contains(string(out), "dead") {
+				t.Errorf("batchfs %s with %s: error %v, output %s, want %q and not dead", args, hidepid, err, out, want)
+			}
+		}
+	}
+}
+
 // A mount whose PID namespace is gone is dead, and processes outside of it can unmount it.
 func TestDeadElsewhere(t *testing.T) {
 	needNamespaces(t)
