@@ -119,6 +119,14 @@ func TestMountOfAnotherUser(t *testing.T) {
 			}
 		}
 	}
+	// Nor is allow_other or mode blamed if a directory above the mountpoint is closed.
+	e2e.NoError(t, os.Chmod(above, 0o700))
+	for _, args := range [][]string{{"why", m.Path("train/batch/0")}, {"doctor", dir}} {
+		out, err := e2e.RunAs(t, e2e.Nobody, e2e.Nobody, append([]string{e2e.Batchfs}, args...)...)
+		if want := "is mounted, but this user may not enter " + above + "; as its owner, run: chmod a+x "; err == nil || !strings.Contains(out, want) {
+			t.Errorf("batchfs %s: error %v, output %s, want %q", args, err, out, want)
+		}
+	}
 }
 
 // A mount whose PID namespace is gone is dead, and processes outside of it can unmount it.

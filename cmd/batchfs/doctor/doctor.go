@@ -287,6 +287,9 @@ func Diagnose(m *mount.Mounted) (string, error) {
 		return "", fmt.Errorf("%s is mounted, but only user %d, who mounted it, may access it; "+
 			"to let others in, mount with mount.allow_other = true (--set mount.allow_other=true)", m.Mountpoint, m.Owner)
 	}
+	if dir := closedAbove(m.Mountpoint); dir != "" {
+		return "", fmt.Errorf("%s is mounted, but this user may not enter %s; as its owner, run: chmod a+x %s, or mount elsewhere", m.Mountpoint, dir, printable.ShellArg(dir))
+	}
 	shared, err := m.State()
 	if lacksAccess(m, err) {
 		return fmt.Sprintf("%s is mounted; only user %d, who mounted it, and root can see more", m.Mountpoint, m.Owner), nil
@@ -306,6 +309,16 @@ func Diagnose(m *mount.Mounted) (string, error) {
 		detail += fmt.Sprintf("; only user %d may read it, unless it is mounted with mount.allow_other", m.Owner)
 	}
 	return detail, nil
+}
+
+// closedAbove returns the topmost directory above a path that this user may not enter, or "".
+func closedAbove(path string) string {
+	for i, c := range path {
+		if c == '/' && i > 0 && errors.Is(unix.Access(path[:i], unix.X_OK), os.ErrPermission) {
+			return path[:i]
+		}
+	}
+	return ""
 }
 
 // describeWorker says which process serves a mount, or returns an error if it is stuck.
