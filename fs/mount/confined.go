@@ -11,6 +11,8 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"batchfs/internal/printable"
 )
 
 // CheckHelper returns an error if fusermount3 may be unable to mount on a directory, or to unmount
@@ -31,6 +33,10 @@ func CheckHelper(mountpoint, etc string) error {
 	if closed := closedToRoot(dirs, append(groups, os.Getegid()), mayPass); closed != nil {
 		return fmt.Errorf("%s: fusermount3 runs as root, which may be unable to enter %s (mode %04o, on %s), so it could not mount or unmount: "+
 			"choose a local directory that others may enter, such as /tmp/batchfs-%d", mountpoint, closed.path, closed.mode&07777, closed.fsType, os.Getuid())
+	}
+	if err := unix.Access(mountpoint, unix.W_OK); err != nil {
+		return fmt.Errorf("%s: fusermount3 mounts only on directories that the user may write to; choose another, or as root, run: chown %d %s",
+			mountpoint, os.Getuid(), printable.ShellArg(mountpoint))
 	}
 	return nil
 }

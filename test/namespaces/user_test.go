@@ -96,6 +96,11 @@ func TestOrdinaryUser(t *testing.T) {
 	// So services and containers run without new privileges.
 	fails("because no_new_privs is set", "setpriv", "--no-new-privs", e2e.Batchfs, "mount", "--data", home, other)
 	fails("because no_new_privs is set", "setpriv", "--no-new-privs", e2e.Batchfs, "doctor", other)
+	// As after sudo mkdir.
+	e2e.NoError(t, os.Chown(other, 0, 0))
+	fails(other+": fusermount3 mounts only on directories that the user may write to; choose another, or as root, run: chown 65534 "+other, e2e.Batchfs, "mount", "--data", home, other)
+	fails("as root, run: chown 65534 "+other, e2e.Batchfs, "doctor", other)
+	e2e.NoError(t, os.Chown(other, e2e.Nobody, e2e.Nobody))
 	output, err := asNobody(e2e.Batchfs, "mount", "-d", "--data", filepath.Dir(data), dir)
 	if err != nil {
 		t.Fatalf("mount -d as an ordinary user: %v: %s", err, output)
