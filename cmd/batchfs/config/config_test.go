@@ -151,12 +151,20 @@ func TestConfigErrors(t *testing.T) {
 			`strings need quotes: shuffle_block = "64MiB"`},
 		{"[mount]\nmode = 0440", `config.toml:2: Invalid integer "0440": cannot have leading zeroes; strings need quotes: mode = "0440"`},
 		{"[mount]\nallow_other = True", `config.toml:2: expected value but found "True" instead; write allow_other = true`},
+		{"[batch]\norder = “shuffle”", `config.toml:2: expected value but found '“' instead; write plain quotes: order = "shuffle"`},
+		{"[splits.a]\ntokens = [‘a.bin’, ‘b.bin’]", `config.toml:2: expected value but found '‘' instead; write plain quotes: tokens = ["a.bin", "b.bin"]`},
+		{"[batch]\neot = None", `config.toml:2: expected value but found "None" instead; leave out a key that has no value`},
 		{"a = [\n\n", `config.toml:2: unexpected EOF`},
 		{"[batch]\nseed = 1\nseed = 2", `config.toml:3: Key 'batch.seed' has already been defined.`},
 		{"[batch]\nseed = .5", `config.toml:2: floats must start with a digit, not '.'`},
 		{"[memory]\nbudget = '1GiB'", `config.toml:2: memory.budget: must be a whole number from 16777216 to 1099511627776, in bytes (got "1GiB")`},
 	} {
 		wantError(t, test.want, test.text)
+	}
+	for _, text := range []string{"[batch]\nseed = 99999999999999999999", "[batch]\nseed = 2\x00"} {
+		if _, err := decodeText(text); err == nil || strings.Contains(err.Error(), "quotes") {
+			t.Errorf("%q: %v, want an error without a hint", text, err)
+		}
 	}
 }
 
@@ -182,6 +190,8 @@ func TestSetErrors(t *testing.T) {
 		{"batch.seed=", `--set batch.seed: must be a whole number from 0 to 9223372036854775807 (got "")`},
 		{"mount.timeout=30", `--set mount.timeout: must be a duration from 100ms to 24h, as in "90s" (got 30)`},
 		{"splits.train.tokens=[2024]", "--set splits.train.tokens: must be a path, a glob, or a list of them (got [2024])"},
+		{"splits.train.tokens=[a.bin,b.bin]", `--set splits.train.tokens: strings in a list need quotes, which shells remove from an argument without quotes of its own, ` +
+			`as in --set 'splits.train.tokens=["a", "b"]' (got [a.bin,b.bin])`},
 		{"splits.tarin.seed=7", "--set splits.tarin.seed: split tarin must have tokens"},
 		{"splits.a/b.seed=7", "--set splits.a/b.seed=7" + usage},
 		{"batch.rank=1", "--set batch.rank: must be below world, which is 1 in splits.train (got 1)"},

@@ -10,6 +10,7 @@ import (
 	"sort"
 	"strconv"
 	"strings"
+	"unicode"
 
 	"github.com/BurntSushi/toml"
 )
@@ -65,17 +66,30 @@ func parse(name, text string) (*document, error) {
 	return d, err
 }
 
+// plainQuotes replaces the quotes that word processors and web pages write.
+var plainQuotes = strings.NewReplacer("“", `"`, "”", `"`, "„", `"`, "‘", `"`, "’", `"`)
+
 // quotingHint returns a hint for the end of a syntax error in a line such as order = shuffle, or
 // "".
 func quotingHint(line string) string {
 	key, value, _ := strings.Cut(line, "=")
 	key, value = strings.TrimSpace(key), strings.TrimSpace(value)
-	_, err := toml.Decode("x = "+value, new(map[string]any))
+	isValid := func(value string) bool {
+		_, err := toml.Decode("x = "+value, new(map[string]any))
+		return err == nil
+	}
+	if plain := plainQuotes.Replace(value); plain != value && isValid(plain) {
+		return fmt.Sprintf("; write plain quotes: %s = %s", key, plain)
+	}
+	_, number := strconv.ParseInt(value, 10, 64)
 	switch lower := strings.ToLower(value); {
-	case err == nil || key == "" || value == "" || strings.ContainsAny(value, "\"'“”[]{},=#"), strings.Trim(value, "0123456789") == ".":
+	case isValid(value) || key == "" || value == "" || strings.ContainsAny(value, "\"'“”[]{},=#"), strings.Trim(value, "0123456789") == ".",
+		strings.ContainsFunc(value, unicode.IsControl), errors.Is(number, strconv.ErrRange):
 		return ""
 	case lower == "true" || lower == "false":
 		return fmt.Sprintf("; write %s = %s", key, lower)
+	case lower == "none" || lower == "null" || lower == "nil":
+		return "; leave out a key that has no value"
 	}
 	return fmt.Sprintf("; strings need quotes: %s = %q", key, value)
 }
@@ -100,6 +114,9 @@ func parseSet(arg string) (*document, error) {
 				d.word = strings.TrimSpace(value)
 			}
 			return d, nil
+		}
+		if v := strings.TrimSpace(value); strings.HasPrefix(v, "[") && strings.HasSuffix(v, "]") {
+			return nil, fmt.Errorf(`--set %s: strings in a list need quotes, which shells remove from an argument without quotes of its own, as in --set '%[1]s=["a", "b"]' (got %s)`, name, v)
 		}
 	}
 	k := unquoted.keys[0]
