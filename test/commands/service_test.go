@@ -144,3 +144,20 @@ func TestUnitReadsStore(t *testing.T) {
 		t.Error("the cache directory has no block")
 	}
 }
+
+// With the address families of the unit, metrics can be served only after those that the docs name
+// are added.
+func TestUnitServesMetrics(t *testing.T) {
+	t.Parallel()
+	e2e.NeedFUSE(t)
+	service, _ := readUnit(t)
+	docs := string(e2e.Content(t, "../docs/deploy.md"))
+	config, _ := e2e.SmallConfig(t, 1)
+	within := func(families []string) *exec.Cmd {
+		return exec.Command(e2e.Python, "clients/families.py", strings.Join(families, " "), e2e.Batchfs)
+	}
+	families, listen := settingWords(service, "RestrictAddressFamilies"), []string{"-c", config, "--set", "mount.metrics_listen=127.0.0.1:0"}
+	added := settingWords(docs, "RestrictAddressFamilies")
+	e2e.CheckFails(t, "RestrictAddressFamilies="+strings.Join(added, " "), slices.Concat(within(families).Args, []string{"mount", t.TempDir()}, listen)...)
+	e2e.Read(t, "read", e2e.MountProgram(t, within(append(families, added...)), listen...).Path("train/next"))
+}

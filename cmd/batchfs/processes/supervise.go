@@ -3,6 +3,7 @@ package processes
 import (
 	"context"
 	"encoding/gob"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -98,7 +99,11 @@ func runSupervisor(
 	var listener net.Listener // nil without metrics
 	if address := c.Mount.MetricsListen; address.IsValid() {
 		if listener, err = net.Listen("tcp", address.String()); err != nil {
-			return fmt.Errorf("mount.metrics_listen: %w; choose a free port of this machine", err)
+			hint := "choose an address of this machine and a free port, from 1024 on unless root mounts"
+			if errors.Is(err, syscall.EAFNOSUPPORT) {
+				hint = "allow it, in a unit of systemd: RestrictAddressFamilies=AF_INET AF_INET6"
+			}
+			return fmt.Errorf("mount.metrics_listen: %w; %s", err, hint)
 		}
 		defer listener.Close()
 	}
