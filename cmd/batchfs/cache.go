@@ -17,12 +17,16 @@ import (
 
 func cacheCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "cache",
+		Use:   "cache COMMAND",
 		Short: "Show, prune or fill the block cache",
 		Long: `The block cache is the directory store.cache_dir of the configuration. It holds
 blocks of objects that were fetched from a store, and all of the user's mounts on
 this host can share it. You can delete it at any time, even while batches are served.`,
 		Example: "  batchfs cache status -c config.toml",
+		// Without RunE, cobra prints help, and succeeds, if there is no such subcommand.
+		Args:                  cobra.NoArgs,
+		RunE:                  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		DisableFlagsInUseLine: true,
 	}
 	cmd.AddCommand(
 		cacheDirCommand("status", "Show which objects the block cache holds and how much its readers need", func(cmd *cobra.Command, o *dataset.Opener) error {

@@ -144,6 +144,11 @@ func TestUsageErrors(t *testing.T) {
 	for args, want := range map[string]string{
 		"unmount":                                "usage: batchfs unmount MOUNTPOINT [flags]",
 		"inspect a 1 2":                          "usage: batchfs inspect SPLIT K [flags]",
+		"status":                                 `unknown command "status" for "batchfs"; usage: batchfs COMMAND [flags] (--help lists the commands)`,
+		"-d mount --data data /mnt/batches":      `unknown command "/mnt/batches" for "batchfs"; usage: batchfs COMMAND [flags]`,
+		"umount mnt":                             "Did you mean this?",
+		"-V":                                     "unknown shorthand flag: 'V' in -V; usage: batchfs COMMAND [flags]",
+		"cache prnue":                            `unknown command "prnue" for "batchfs cache"; usage: batchfs cache COMMAND (--help explains it)`,
 		"mount --colour 4":                       "unknown flag: --colour; usage: batchfs mount [MOUNTPOINT] [flags] (--help explains it)",
 		"mount --block-size 4":                   "unknown flag: --block-size; to set this key, use --set batch.block_size=VALUE; usage: batchfs mount [MOUNTPOINT] [flags]",
 		"cat train --allow_other":                "unknown flag: --allow_other; to set this key, use --set mount.allow_other=VALUE; usage: ",

@@ -14,6 +14,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"strconv"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -71,8 +72,11 @@ func run(args []string, out io.Writer) error {
 	cmd, err := root.ExecuteContextC(ctx)
 	// An errno means that cobra itself could not write, for example the text of --version.
 	if err != nil && !hasBegun && !errors.As(err, new(syscall.Errno)) {
-		if cmd != root {
+		switch {
+		case cmd != root:
 			err = fmt.Errorf("%w; usage: %s (--help explains it)", err, cmd.UseLine())
+		case !strings.Contains(err.Error(), "\n"): // nothing was suggested
+			err = fmt.Errorf("%w; usage: batchfs COMMAND [flags] (--help lists the commands)", err)
 		}
 		err = failure.Usage.Wrap(err)
 	}
