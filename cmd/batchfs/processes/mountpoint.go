@@ -1,7 +1,9 @@
 package processes
 
 import (
+	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 
@@ -35,6 +37,11 @@ func CheckMountpoint(c *config.Config, logFile string) (abs string, err error) {
 	}
 	if outer != nil && outer.Mountpoint != abs {
 		return "", fmt.Errorf("mountpoint %s is inside the batchfs mount %s; choose a directory elsewhere", path, outer.Mountpoint)
+	}
+	if _, err := os.Lstat(abs); errors.Is(err, os.ErrNotExist) {
+		if err := config.CheckPath(path); err != nil {
+			return "", fmt.Errorf("mountpoint: %w", err)
+		}
 	}
 	for _, used := range []struct{ key, file string }{{"store.cache_dir", c.Store.CacheDir}, {"--log", logFile}} {
 		if used.file != "" && isInside(abs, used.file) {

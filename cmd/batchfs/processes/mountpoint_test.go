@@ -4,8 +4,10 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
+	"batchfs/cmd/batchfs/config"
 	"batchfs/internal/require"
 )
 
@@ -34,6 +36,20 @@ func TestIsInside(t *testing.T) {
 	} {
 		if isInside(mountpoint, file) != want {
 			t.Errorf("%s is inside %s: %v, want %v", file, mountpoint, !want, want)
+		}
+	}
+}
+
+// The command to create a mountpoint does not create a directory called ~, or $HOME as services and
+// containers pass it.
+func TestUnexpandedMountpoint(t *testing.T) {
+	t.Chdir(t.TempDir())
+	require.NoError(t, os.MkdirAll("$HOME/made", 0o755))
+	for path, fails := range map[string]bool{"~/mnt": true, "$HOME/mnt": true, "${HOME}/mnt": true, "$HOME/made": false} {
+		_, err := CheckMountpoint(&config.Config{Mountpoint: path}, "")
+		const want = "mountpoint: ~ and variables are not expanded here: write the path out"
+		if (err != nil) != fails || err != nil && !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%s: %v, want an error: %v", path, err, fails)
 		}
 	}
 }
