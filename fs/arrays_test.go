@@ -14,7 +14,7 @@ import (
 
 // manyArrays returns a sequence of as many arrays as allowed, with the longest names and all
 // dtypes.
-func manyArrays(rows int) *fakeSplit {
+func manyArrays(rows int) *fakeSequence {
 	list := []array.Descriptor{{Name: "x", DType: array.Uint16, Shape: []int{rows, 5}}, {Name: "y", DType: array.Uint16, Shape: []int{rows, 5}}}
 	dtypes := array.DTypes()
 	for i := len(list); i < array.MaxArrays; i++ {
@@ -31,7 +31,7 @@ func manyArrays(rows int) *fakeSplit {
 }
 
 // contentOf returns what a file must contain, given its name. The header has headerLen bytes.
-func contentOf(s *fakeSplit, name string) (content []byte, headerLen int) {
+func contentOf(s *fakeSequence, name string) (content []byte, headerLen int) {
 	var k, steps uint64 = 0, 1
 	arr, size := s.Batch.Stack(), s.Batch.MainBytes()
 	switch {
@@ -78,7 +78,7 @@ func TestAnyReadIsASlice(t *testing.T) {
 		array.Descriptor{Name: "y", DType: array.Uint16, Shape: []int{2, 5}},
 		array.Descriptor{Name: "mask", DType: array.Int64, Shape: []int{10}},
 	)
-	for _, s := range []*fakeSplit{countingBatches("train", 2), countingBatches("train", 100), countingBatches("train", 5000), three, manyArrays(3)} {
+	for _, s := range []*fakeSequence{countingBatches("train", 2), countingBatches("train", 100), countingBatches("train", 5000), three, manyArrays(3)} {
 		tr := newTestTree(t, s)
 		names := []string{"next", "next.npy", "next.safetensors", "batches.bin", "batches.npy", "sequence.bin"}
 		for _, k := range []uint64{0, 3, 1<<arrayShift - 1} {

@@ -10,12 +10,12 @@ import (
 // Version counts how often the tokens of a split have changed since the mount began.
 type Version = state.Version
 
-// A Split is a split of the mount, or a split under the settings of a path. It stays the same
-// object when its token files change, and then has another BatchList. It is safe for concurrent
+// A Sequence is the sequence of a split, or of a split under the settings of a path. It stays the
+// same object when token files change, and then has another BatchList. It is safe for concurrent
 // use.
 //
 // A reader gets EIO for an error that wraps none of syscall.ESTALE, ETIMEDOUT and ENODATA.
-type Split interface {
+type Sequence interface {
 	// Current returns the BatchList that another method returned last, without any checks.
 	Current() BatchList
 
@@ -31,19 +31,21 @@ type Split interface {
 	// LatestWhole is like Latest, but fails unless every batch can be read.
 	LatestWhole(cancel <-chan struct{}) (BatchList, error)
 
-	// With returns the split under the settings of a path, such as "rank=3,world=8". Equivalent
-	// settings yield the same Spec.Name. The error wraps syscall.ENOENT if a setting is unknown.
-	With(settings string) (Split, error)
+	// With returns the sequence of the split under the settings of a path, such as
+	// "rank=3,world=8". Equivalent settings yield the same Spec.Name. The error wraps
+	// syscall.ENOENT if a setting is unknown.
+	With(settings string) (Sequence, error)
 
 	// OnChange sets a function that is called with each new BatchList, one call at a time, before
-	// any other method returns it. OnChange must be called before the Split is used concurrently.
+	// any other method returns it. OnChange must be called before the Sequence is used
+	// concurrently.
 	OnChange(f func(BatchList))
 
 	// Stalled returns how long a check of all token files has been blocked, or 0.
 	Stalled() time.Duration
 }
 
-// A BatchList is the list of batches of a [Split] with certain token files; Spec.Batches says
+// A BatchList is the list of batches of a [Sequence] with certain token files; Spec.Batches says
 // whether it ends. It is immutable and safe for concurrent use.
 type BatchList interface {
 	Spec() *Spec

@@ -16,7 +16,7 @@ const uncachedFlags = fuse.FOPEN_DIRECT_IO | fuse.FOPEN_NOFLUSH
 
 func (t *tree) CostOfOpen(in *fuse.OpenIn) guard.Cost {
 	i := inode(in.NodeId)
-	return t.cost(i, i.kind().isNext() || i.kind().isNumbered() || i.kind() == infoFile || t.needsSplit(i))
+	return t.cost(i, i.kind().isNext() || i.kind().isNumbered() || i.kind() == infoFile || t.needsSequence(i))
 }
 
 func (t *tree) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {

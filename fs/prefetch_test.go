@@ -17,7 +17,7 @@ import (
 
 // recordingBatches returns a counting sequence, and a function that returns which batches were
 // read.
-func recordingBatches(name string, batchBytes int64) (s *fakeSplit, batchesRead func() []uint64) {
+func recordingBatches(name string, batchBytes int64) (s *fakeSequence, batchesRead func() []uint64) {
 	var mu sync.Mutex
 	var list []uint64
 	s = countingBatches(name, batchBytes)
@@ -95,8 +95,8 @@ func TestNoPrefetchForOtherReaders(t *testing.T) {
 // Every reader gets the right bytes, and the buffers stay within their limit.
 func TestPrefetchedBytesAreTheSame(t *testing.T) {
 	sizes := map[string]int64{"small": 100, "page": 5000, "large": 30_000, "huge": 60_000}
-	var splits []*fakeSplit
-	var all []Split
+	var splits []*fakeSequence
+	var all []Sequence
 	for name, size := range sizes {
 		splits = append(splits, countingBatches(name, size))
 		all = append(all, splits[len(splits)-1])

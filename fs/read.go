@@ -41,7 +41,7 @@ func fillsPageCache(in *fuse.ReadIn) bool { return in.ReadFlags&fuse.READ_LOCKOW
 func (t *tree) CostOfRead(in *fuse.ReadIn) guard.Cost {
 	i := inode(in.NodeId)
 	rendersInfo := i.kind() == infoFile && t.mustRender(in)
-	c, s := t.cost(i, rendersInfo || t.needsSplit(i)), t.sequences.peek(i.sequence())
+	c, s := t.cost(i, rendersInfo || t.needsSequence(i)), t.sequences.peek(i.sequence())
 	if fillsPageCache(in) {
 		c.Pages = guard.Pages{From: in.Offset, To: in.Offset + uint64(in.Size)}
 	}
@@ -195,7 +195,7 @@ func (c batchContent) read(t *tree, r readRequest) (_ fuse.ReadResult, err error
 		if err != state.ErrOutdated || attempt == maxReadAttempts {
 			return nil, err
 		}
-		if _, err := part.split.LatestFor(part.batch, r.cancel); err != nil {
+		if _, err := part.sequence.LatestFor(part.batch, r.cancel); err != nil {
 			return nil, err
 		}
 	}
@@ -238,7 +238,7 @@ func outdatedError(b BatchList, err error) error {
 // A filePart is the part of a file that a READ gets.
 type filePart struct {
 	inode    inode
-	split    Split
+	sequence Sequence
 	list     BatchList
 	batch    uint64 // number of the first batch in the file
 	off, len int64  // range in the file, in bytes
@@ -263,7 +263,7 @@ func (t *tree) locate(r readRequest) (filePart, error) {
 	if i.kind().isNumbered() && r.Fh != uint64(b.Spec().Version) || i.outdated(b) {
 		return filePart{}, state.ErrOutdated
 	}
-	part := filePart{inode: i, split: s, list: b, batch: i.firstBatch(), off: int64(r.Offset), len: t.replyLen(i, b, r.ReadIn)}
+	part := filePart{inode: i, sequence: s, list: b, batch: i.firstBatch(), off: int64(r.Offset), len: t.replyLen(i, b, r.ReadIn)}
 	if i.kind().isNext() && part.len > 0 {
 		err = t.assignBatch(&part, r)
 	}

@@ -14,12 +14,12 @@ import (
 func TestResumeRejectsOtherSplits(t *testing.T) {
 	a, b := countingBatches("a", 1000), countingBatches("b", 1000)
 	tr := newTestTree(t, a, b)
-	for _, splits := range [][]Split{{a}, {a, b, countingBatches("c", 1000)}, {a, countingBatches("c", 1000)}} {
+	for _, splits := range [][]Sequence{{a}, {a, b, countingBatches("c", 1000)}, {a, countingBatches("c", 1000)}} {
 		if _, err := newSequenceTable(splits, tr.shared, Permissions{}, tr.log.Logger); err == nil {
 			t.Errorf("%d splits are accepted as a and b", len(splits))
 		}
 	}
-	if q, err := newSequenceTable([]Split{b, a}, tr.shared, Permissions{}, tr.log.Logger); err != nil || q.get(1) != a {
+	if q, err := newSequenceTable([]Sequence{b, a}, tr.shared, Permissions{}, tr.log.Logger); err != nil || q.get(1) != a {
 		t.Errorf("in another order: %v", err)
 	}
 }
@@ -63,7 +63,7 @@ func TestTextsAfterTakeover(t *testing.T) {
 func TestUnsuitableSettingsAfterTakeover(t *testing.T) {
 	s, under := manyArrays(3), manyArrays(3)
 	under.Name = "train/seed=1"
-	s.with = func(string) (Split, error) { return under, nil }
+	s.with = func(string) (Sequence, error) { return under, nil }
 	tr := newTestTree(t, s)
 	number := tr.find("train/seed=1").sequence()
 	var open []*reader
@@ -76,7 +76,7 @@ func TestUnsuitableSettingsAfterTakeover(t *testing.T) {
 		unfit := countingBatches("train", 1000)
 		unfit.Batch = arrays
 		suits := false
-		unfit.with = func(string) (Split, error) {
+		unfit.with = func(string) (Sequence, error) {
 			if suits {
 				return under, nil
 			}
@@ -143,7 +143,7 @@ func TestNamesAreForgottenAfterTakeover(t *testing.T) {
 func TestTakeoverCreatesSequencesOnDemand(t *testing.T) {
 	s := countingBatches("train", 1000)
 	with, created := s.with, 0
-	s.with = func(settings string) (Split, error) {
+	s.with = func(settings string) (Sequence, error) {
 		created++
 		return with(settings)
 	}

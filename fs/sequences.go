@@ -25,7 +25,7 @@ import (
 // working. A flood of lookups may overwrite names before they are invalidated; the kernel forgets
 // those when it needs the memory.
 //
-// The shared state holds what the next worker needs. That worker creates the Split of a settings
+// The shared state holds what the next worker needs. That worker creates the Sequence of a settings
 // directory when it first uses it.
 //
 // While mu is held, only locks of package state are taken.
@@ -35,9 +35,9 @@ type sequenceTable struct {
 	access     Permissions
 	splitCount int
 
-	// byNumber has the Split of each sequence, or nil if it is not created yet. It is written with
+	// byNumber has the Sequence of each number, or nil if it is not created yet. It is written with
 	// mu held.
-	byNumber [state.MaxSequences]atomic.Pointer[Split]
+	byNumber [state.MaxSequences]atomic.Pointer[Sequence]
 
 	splitNumbers [state.MaxSequences]atomic.Uint32 // see splitOf
 
@@ -67,7 +67,7 @@ const (
 const maxNameLen = 255
 
 func newSequenceTable(
-	splits []Split, shared *state.Shared, access Permissions, log *slog.Logger,
+	splits []Sequence, shared *state.Shared, access Permissions, log *slog.Logger,
 ) (*sequenceTable, error) {
 	if len(splits) >= state.MaxSequences {
 		return nil, fmt.Errorf("there are %d splits, more than the limit of %d", len(splits), state.MaxSequences-1)
@@ -93,8 +93,8 @@ func newSequenceTable(
 }
 
 // resume takes over the sequences in the shared state from an earlier worker.
-func (t *sequenceTable) resume(splits []Split) error {
-	bySplit := map[string]Split{}
+func (t *sequenceTable) resume(splits []Sequence) error {
+	bySplit := map[string]Sequence{}
 	for _, s := range splits {
 		bySplit[s.Current().Spec().Name] = s
 	}
@@ -131,7 +131,7 @@ func (t *sequenceTable) resume(splits []Split) error {
 
 // hold assigns a number to the sequence s, and keeps its description in the shared state up to
 // date. The caller holds mu, unless nobody else uses the table yet.
-func (t *sequenceTable) hold(number int, s Split) {
+func (t *sequenceTable) hold(number int, s Sequence) {
 	s.OnChange(func(b BatchList) {
 		if t.peek(number) == s {
 			t.describe(number, b.Spec())
@@ -142,7 +142,7 @@ func (t *sequenceTable) hold(number int, s Split) {
 }
 
 // peek returns the sequence of a number, or nil if this process has not created it.
-func (t *sequenceTable) peek(number int) Split {
+func (t *sequenceTable) peek(number int) Sequence {
 	if s := t.byNumber[number].Load(); s != nil {
 		return *s
 	}
@@ -151,7 +151,7 @@ func (t *sequenceTable) peek(number int) Split {
 
 // get returns the sequence of a number, which it creates if needed. It returns nil if the number is
 // not in use or if the settings no longer suit the tokens: see errForgotten.
-func (t *sequenceTable) get(number int) Split {
+func (t *sequenceTable) get(number int) Sequence {
 	if s := t.peek(number); s != nil || number <= t.splitCount {
 		return s
 	}
@@ -181,7 +181,7 @@ func (t *sequenceTable) get(number int) Split {
 
 // add gives a number to a sequence that user looked up, or returns 0 if all are in use. The caller
 // holds mu, unless nobody else uses the table yet.
-func (t *sequenceTable) add(s Split, user uint32) (number int) {
+func (t *sequenceTable) add(s Sequence, user uint32) (number int) {
 	if n := len(t.freeNumbers); n > 0 {
 		number, t.freeNumbers = t.freeNumbers[n-1], t.freeNumbers[:n-1]
 	} else if number = t.shared.NewNumber(); number == 0 {
@@ -228,7 +228,7 @@ func (t *sequenceTable) splitOf(number int) int { return int(t.splitNumbers[numb
 // lookup, which is request id. If the settings are wrong, err is the reason.
 func (t *sequenceTable) lookup(
 	dir inode, name string, user uint32, id uint64, cancel <-chan struct{},
-) (s Split, number int, errno syscall.Errno, err error) {
+) (s Sequence, number int, errno syscall.Errno, err error) {
 	parent := t.get(dir.sequence())
 	if parent == nil {
 		return nil, 0, syscall.ESTALE, nil
@@ -255,7 +255,7 @@ func (t *sequenceTable) lookup(
 // acquire returns the number of a sequence, which it adds if needed, and counts the lookup. It
 // fails with EDQUOT if the user has too many settings directories, and with ENOSPC if all numbers
 // are in use.
-func (t *sequenceTable) acquire(s Split, name state.Name, user uint32, id uint64) (number int, errno syscall.Errno) {
+func (t *sequenceTable) acquire(s Sequence, name state.Name, user uint32, id uint64) (number int, errno syscall.Errno) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	number, known := t.byName[s.Current().Spec().Name]
@@ -333,8 +333,8 @@ func (t *sequenceTable) forget(number int, lookups uint64) {
 	}
 }
 
-// drop releases the Split of a sequence whose files the kernel has forgotten. It reports
-// whether the sequence ends: one whose cursor has moved does not. The caller holds mu.
+// drop releases a Sequence whose files the kernel has forgotten. It reports whether the sequence
+// ends: one whose cursor has moved does not. The caller holds mu.
 func (t *sequenceTable) drop(number int) (ends bool) {
 	seq := &t.shared.Sequences[number]
 	delete(t.doubts, number)

@@ -67,7 +67,7 @@ func TestWeightsAreRecordedForSplits(t *testing.T) {
 	mixture := countingBatches("train", 100)
 	mixture.spec.SourceNames, mixture.spec.Phases = []string{"a", "b"}, []Phase{{0, []float64{0.75, 0.25}}, {7, []float64{1, 0}}}
 	with := mixture.with
-	mixture.with = func(settings string) (Split, error) {
+	mixture.with = func(settings string) (Sequence, error) {
 		s, err := with(settings)
 		if err == nil {
 			s.Current().Spec().SourceNames, s.Current().Spec().Phases = mixture.spec.SourceNames, mixture.spec.Phases
@@ -93,7 +93,7 @@ func TestWeightsAreRecordedForSplits(t *testing.T) {
 // The phase stays as it was if another worker takes over or the split follows changed tokens, and
 // the weights are those of the configuration in force.
 func TestPhaseRemains(t *testing.T) {
-	mixture := func(phases ...Phase) *fakeSplit {
+	mixture := func(phases ...Phase) *fakeSequence {
 		s := countingBatches("train", 100)
 		s.spec.SourceNames, s.spec.Phases = []string{"a", "b"}, phases
 		return s
@@ -259,7 +259,7 @@ func TestIdleSettings(t *testing.T) {
 		t.Errorf("used: %v, cursor %d", s.Used(), s.Next())
 	}
 	if q.byNumber[number].Load() != nil {
-		t.Error("the Split of idle settings takes memory")
+		t.Error("the Sequence of idle settings takes memory")
 	}
 	if s := q.get(number); s == nil || s.Current().Spec().Name != "train/seed=5" || q.mustLookUp(t, tr.find("train"), "seed=5") != number {
 		t.Errorf("the number of idle settings has %v", s)
@@ -289,9 +289,9 @@ func TestOldNamesAreInvalidated(t *testing.T) {
 	}
 }
 
-// A changingSplit simulates a split that follows changes of its tokens. In version v, the bytes of
-// batches are those of a counting sequence XOR v.
-type changingSplit struct {
+// A changingSequence simulates a split that follows changes of its tokens. In version v, the bytes
+// of batches are those of a counting sequence XOR v.
+type changingSequence struct {
 	name       string
 	size       int64
 	version    atomic.Uint64
@@ -299,7 +299,7 @@ type changingSplit struct {
 	lags       bool // whether only LatestFor and LatestWhole notice a change
 }
 
-func (c *changingSplit) latest() *fakeBatchList {
+func (c *changingSequence) latest() *fakeBatchList {
 	v := c.version.Load()
 	s := countingBatches(c.name, c.size).fakeBatchList
 	fill := s.read
@@ -328,7 +328,7 @@ func (c *changingSplit) latest() *fakeBatchList {
 }
 
 // identify names the batch and the version that data shows.
-func (c *changingSplit) identify(data []byte) string {
+func (c *changingSequence) identify(data []byte) string {
 	for v := range c.version.Load() + 1 {
 		for k := range uint64(20) {
 			want := make([]byte, c.size)
@@ -344,9 +344,9 @@ func (c *changingSplit) identify(data []byte) string {
 	return fmt.Sprintf("%d bytes that are not a batch", len(data))
 }
 
-func newChangingTree(t *testing.T, size int64) (*tree, *changingSplit) {
-	c := &changingSplit{name: "train", size: size}
-	s := &fakeSplit{current: c.latest()}
+func newChangingTree(t *testing.T, size int64) (*tree, *changingSequence) {
+	c := &changingSequence{name: "train", size: size}
+	s := &fakeSequence{current: c.latest()}
 	s.latest = func(k uint64) (*fakeBatchList, error) {
 		if b := s.Current(); c.lags && k == noBatch || b.Check(0) == nil {
 			return b.(*fakeBatchList), nil

@@ -67,7 +67,7 @@ type Status struct {
 // when the mount is gone, supervise.ErrReplaced when another process serves, and
 // supervise.ErrPanicked when another process should serve because a request panicked here. Handlers
 // may still be running then, so the process should exit.
-func Serve(w *supervise.Worker, mountpoint string, splits []Split, o Options) error {
+func Serve(w *supervise.Worker, mountpoint string, splits []Sequence, o Options) error {
 	log := newLimitedLog(o.Log)
 	stop := make(chan error, 2)
 	giveUp := sync.OnceFunc(func() { stop <- supervise.ErrPanicked })
@@ -122,7 +122,7 @@ func Serve(w *supervise.Worker, mountpoint string, splits []Split, o Options) er
 
 // newGuardedTree returns the tree of the mount, and the guard around it.
 func newGuardedTree(
-	w *supervise.Worker, mountpoint string, splits []Split, panicked func(any) fuse.Status, log *limitedLog, o Options,
+	w *supervise.Worker, mountpoint string, splits []Sequence, panicked func(any) fuse.Status, log *limitedLog, o Options,
 ) (t *tree, guarded *guard.Guard, err error) {
 	guarded, err = guard.New(guard.Options{
 		Splits:     len(splits),

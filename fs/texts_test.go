@@ -9,7 +9,7 @@ import (
 func TestTextsAreBounded(t *testing.T) {
 	const size = 20 << 20
 	names := []string{"a", "b", "c"}
-	var splits []Split
+	var splits []Sequence
 	for _, name := range names {
 		s := countingBatches(name, 1000)
 		s.info = func() []byte { return bytes.Repeat([]byte(name), size) }

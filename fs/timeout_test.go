@@ -54,14 +54,14 @@ func TestTimedOutReadReturnsItsNumber(t *testing.T) {
 	}
 }
 
-// Requests that read or check token files have a cost. Computing it creates no Split.
+// Requests that read or check token files have a cost. Computing it creates no Sequence.
 func TestCosts(t *testing.T) {
 	s := countingBatches("train", 8000)
 	row := array.Descriptor{Name: "tokens", DType: array.Uint16, Shape: []int{40, 100}}
 	s.Batch, s.FollowsChanges, s.TokensFileSize = array.NewBatch(1, row), true, 1000
 	shared := newShared(t)
 	number := takeOver(t, shared, s).find("train/seed=1").sequence()
-	tr := takeOver(t, shared, s) // the next worker does not have the Split of seed=1 yet
+	tr := takeOver(t, shared, s) // the next worker does not have the Sequence of seed=1 yet
 	check := func(what string, got guard.Cost, rows int64, reply int) {
 		t.Helper()
 		if want := (guard.Cost{Split: got.Split, Rows: rows, ReplyBytes: reply, Pages: got.Pages}); got != want {
@@ -110,7 +110,7 @@ func TestCosts(t *testing.T) {
 	in := &fuse.ReadIn{InHeader: settings, Size: 500}
 	check("read under settings that this worker has not used yet", tr.CostOfRead(in), 500, 500)
 	if tr.sequences.peek(number) != nil || tr.CostOfRead(in).Split != 1 {
-		t.Errorf("the cost methods created a Split, or the split is %d", tr.CostOfRead(in).Split)
+		t.Errorf("the cost methods created a Sequence, or the split is %d", tr.CostOfRead(in).Split)
 	}
 	tr.sequences.get(number)
 	check("the same read once it has", tr.CostOfRead(in), 1, 500)
@@ -149,7 +149,7 @@ func TestCostsOfSeveralArrays(t *testing.T) {
 // fails with ESTALE.
 func TestHandlerOfForgottenFile(t *testing.T) {
 	s, other := countingBatches("train", 1000), countingBatches("train/seed=1", 1000)
-	s.with = func(string) (Split, error) { return other, nil }
+	s.with = func(string) (Sequence, error) { return other, nil }
 	tr := newTestTree(t, s)
 	number := tr.sequences.mustLookUp(t, tr.find("train"), "seed=1")
 	fh, _ := tr.handles.Open(number, 0, false, 4)

@@ -2,8 +2,8 @@
 //
 // A file is identified by its inode number, which contains its kind, its sequence and, in batch/,
 // its batch number; kindTable has an entry for each kind. A file of batches is an optional header
-// followed by the bytes of batches, which the current [BatchList] of a [Split] computes. Handles of
-// next, next.npy and next.safetensors have state, which package state keeps, so that another
+// followed by the bytes of batches, which the current [BatchList] of a [Sequence] computes. Handles
+// of next, next.npy and next.safetensors have state, which package state keeps, so that another
 // process can continue from it. [Serve] answers the kernel's requests.
 package fs
 
@@ -48,7 +48,7 @@ const forever = time.Duration(1<<31) * time.Second
 
 // newTree returns a tree that continues from the shared state, which no other worker may be using.
 func newTree(
-	mountpoint string, splits []Split, shared *state.Shared, p permits, log *limitedLog, o Options,
+	mountpoint string, splits []Sequence, shared *state.Shared, p permits, log *limitedLog, o Options,
 ) (*tree, error) {
 	sequences, err := newSequenceTable(splits, shared, o.Access, o.Log)
 	if err != nil {
@@ -181,7 +181,7 @@ func attrTimeout(i inode) time.Duration {
 func (t *tree) CostOfLookup(header *fuse.InHeader, name string) guard.Cost {
 	dir := inode(header.NodeId)
 	s := t.sequences.peek(dir.sequence())
-	return t.cost(dir, isSettingsDir(dir, name) || s != nil && s.Current().Spec().FollowsChanges || t.needsSplit(dir))
+	return t.cost(dir, isSettingsDir(dir, name) || s != nil && s.Current().Spec().FollowsChanges || t.needsSequence(dir))
 }
 
 func (t *tree) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
@@ -251,7 +251,7 @@ func (t *tree) Forget(node, lookups uint64) { t.sequences.forget(inode(node).seq
 
 func (t *tree) CostOfGetAttr(in *fuse.GetAttrIn) guard.Cost {
 	i := inode(in.NodeId)
-	return t.cost(i, t.needsSplit(i))
+	return t.cost(i, t.needsSequence(i))
 }
 
 func (t *tree) GetAttr(_ <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
@@ -271,7 +271,7 @@ func (t *tree) OpenDir(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fu
 
 func (t *tree) CostOfReadDir(in *fuse.ReadIn) guard.Cost {
 	dir := inode(in.NodeId)
-	return t.cost(dir, t.needsSplit(dir))
+	return t.cost(dir, t.needsSequence(dir))
 }
 
 func (t *tree) ReadDir(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
@@ -304,7 +304,7 @@ func (t *tree) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) 
 
 // cost returns the cost of a request that reads no batch.
 //
-// The cost methods create no Split, because the request is not admitted yet. If the Split does not
+// The cost methods create no Sequence, because the request is not admitted yet. If it does not
 // exist yet, they return an upper bound.
 func (t *tree) cost(i inode, checksFiles bool) guard.Cost {
 	c := guard.Cost{Split: t.sequences.splitOf(i.sequence())}
@@ -314,9 +314,9 @@ func (t *tree) cost(i inode, checksFiles bool) guard.Cost {
 	return c
 }
 
-// needsSplit reports whether this worker must make the Split of a file, which may read token files,
-// because the worker that made it has ended.
-func (t *tree) needsSplit(i inode) bool {
+// needsSequence reports whether this worker must make the Sequence of a file, which may read token
+// files, because the worker that made it has ended.
+func (t *tree) needsSequence(i inode) bool {
 	return i.sequence() > 0 && t.sequences.peek(i.sequence()) == nil
 }
 

@@ -28,11 +28,12 @@ func oneArray(bytes int64) array.Batch {
 	return array.NewBatch(1, array.Descriptor{Name: "tokens", DType: array.Uint16, Shape: []int{1, int(bytes) / 2}})
 }
 
-// A fakeSplit is a Split whose methods a test may replace. At first, it has its own BatchList.
-type fakeSplit struct {
+// A fakeSequence is a Sequence whose methods a test may replace. At first, it has its own
+// BatchList.
+type fakeSequence struct {
 	*fakeBatchList
 	latest func(k uint64) (*fakeBatchList, error)
-	with   func(settings string) (Split, error)
+	with   func(settings string) (Sequence, error)
 
 	mu       sync.Mutex // guards the fields below
 	current  *fakeBatchList
@@ -40,7 +41,7 @@ type fakeSplit struct {
 }
 
 // update calls latest and makes its result the current BatchList.
-func (f *fakeSplit) update(k uint64) (BatchList, error) {
+func (f *fakeSequence) update(k uint64) (BatchList, error) {
 	b, err := f.latest(k)
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -51,21 +52,21 @@ func (f *fakeSplit) update(k uint64) (BatchList, error) {
 	return b, err
 }
 
-func (f *fakeSplit) Current() BatchList {
+func (f *fakeSequence) Current() BatchList {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.current
 }
 
-func (f *fakeSplit) Latest() (BatchList, error)          { return f.update(noBatch) }
-func (f *fakeSplit) OnChange(change func(BatchList))     { f.onChange = change }
-func (f *fakeSplit) Stalled() time.Duration              { return 0 }
-func (f *fakeSplit) With(settings string) (Split, error) { return f.with(settings) }
+func (f *fakeSequence) Latest() (BatchList, error)             { return f.update(noBatch) }
+func (f *fakeSequence) OnChange(change func(BatchList))        { f.onChange = change }
+func (f *fakeSequence) Stalled() time.Duration                 { return 0 }
+func (f *fakeSequence) With(settings string) (Sequence, error) { return f.with(settings) }
 
-func (f *fakeSplit) LatestWhole(<-chan struct{}) (BatchList, error)           { return f.update(anyBatch) }
-func (f *fakeSplit) LatestFor(k uint64, _ <-chan struct{}) (BatchList, error) { return f.update(k) }
+func (f *fakeSequence) LatestWhole(<-chan struct{}) (BatchList, error)           { return f.update(anyBatch) }
+func (f *fakeSequence) LatestFor(k uint64, _ <-chan struct{}) (BatchList, error) { return f.update(k) }
 
-// Latest and LatestWhole call fakeSplit.latest with these arguments.
+// Latest and LatestWhole call fakeSequence.latest with these arguments.
 const (
 	noBatch  = MaxBatches
 	anyBatch = MaxBatches + 1
@@ -101,7 +102,7 @@ func (f *fakeBatchList) ReadBatchJSON(dst []byte, k uint64, off int64) error {
 
 // countingBatches returns a split whose batches, placed back to back, have the value i%251 in byte
 // i.
-func countingBatches(name string, batchBytes int64) *fakeSplit {
+func countingBatches(name string, batchBytes int64) *fakeSequence {
 	b := &fakeBatchList{
 		spec: Spec{Name: name, Batch: oneArray(batchBytes), Batches: MaxBatches, Steps: 5, MaxSteps: 7},
 		info: func() []byte { return []byte("{}\n") },
@@ -114,9 +115,9 @@ func countingBatches(name string, batchBytes int64) *fakeSplit {
 		check:        func(uint64) error { return nil },
 		batchJSONLen: func() int64 { return 21 },
 	}
-	s := &fakeSplit{fakeBatchList: b, current: b}
+	s := &fakeSequence{fakeBatchList: b, current: b}
 	s.latest = func(uint64) (*fakeBatchList, error) { return b, nil }
-	s.with = func(settings string) (Split, error) {
+	s.with = func(settings string) (Sequence, error) {
 		switch key, value, _ := strings.Cut(settings, "="); {
 		case key != "seed":
 			return nil, syscall.ENOENT
@@ -132,7 +133,7 @@ func countingBatches(name string, batchBytes int64) *fakeSplit {
 	return s
 }
 
-func newTestTree(t testing.TB, splits ...Split) *tree {
+func newTestTree(t testing.TB, splits ...Sequence) *tree {
 	t.Helper()
 	return takeOver(t, newShared(t), splits...)
 }
@@ -151,7 +152,7 @@ func newShared(t testing.TB) *state.Shared {
 const maxTextBytes = 32 << 20
 
 // takeOver returns the tree of a worker that continues from the shared state.
-func takeOver(t testing.TB, shared *state.Shared, splits ...Split) *tree {
+func takeOver(t testing.TB, shared *state.Shared, splits ...Sequence) *tree {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
 	o := Options{

@@ -39,7 +39,7 @@ type Shared struct {
 	countedRequests *[maxCounted]atomic.Uint64 // request ids: see CountOnce
 	lookups         *lookups
 	sourceNames     *[MaxSequences][MaxSources][32]byte // padded with zeros
-	progress        *progress
+	rowsRead        *rowsRead
 
 	base  unsafe.Pointer // start of the mapping
 	bytes uintptr        // length of the mapping
@@ -53,7 +53,7 @@ func (s *Shared) sections() []section {
 		sectionAt(&s.mountState), sectionAt(&s.Counters), sectionAt(&s.Sequences), sectionAt(&s.slots), sectionAt(&s.manyRanges),
 		sectionAt(&s.assignments), sectionAt(&s.unfinished), sectionAt(&s.names), sectionAt(&s.resentRequests),
 		sectionAt(&s.readers), sectionAt(&s.infos), sectionAt(&s.RowsBySource), sectionAt(&s.countedRequests), sectionAt(&s.lookups),
-		sectionAt(&s.sourceNames), sectionAt(&s.progress),
+		sectionAt(&s.sourceNames), sectionAt(&s.rowsRead),
 	}
 }
 

@@ -59,7 +59,7 @@ func TestArrayThatChanges(t *testing.T) {
 	for file, content := range map[string]string{"b.mask": strings.Repeat("\x00", 30), "b.top": strings.Repeat("pot4", 30), "b.bin": strings.Repeat("abcd", 30)} {
 		all := openArrays(t, "")
 		d := all[len(all)-1]
-		mix := newMountedSplit(d, testWatcher(d), "", nil)
+		mix := newMountedSequence(d, testWatcher(d), "", nil)
 		for _, content := range []string{content, content[4:]} {
 			replace(t, file, content)
 			if _, err := checkAll(mix); !errors.Is(err, syscall.ESTALE) {

@@ -1,10 +1,10 @@
 // Package dataset opens the token files of a configuration's splits and binds them to settings: the
 // split's own, or those of a path such as "train/rank=3,world=8".
 //
-// A [Dataset] is an open split with fixed settings. It never changes. A [MountedSplit] is a split
-// as a mount serves it: it notices changed token files and, under on_change = "follow", switches to
-// a Dataset of the new ones. A [Snapshot] lets another process serve the same batches as a mount
-// without opening files first.
+// A [Dataset] is an open split with fixed settings. It never changes. A [MountedSequence] is a
+// split as a mount serves it: it notices changed token files and, under on_change = "follow",
+// switches to a Dataset of the new ones. A [Snapshot] lets another process serve the same batches
+// as a mount without opening files first.
 package dataset
 
 import (
@@ -59,14 +59,14 @@ type openedFiles struct {
 	sourceFingerprints []string // fingerprint of each source; nil unless the split is scheduled
 }
 
-// A Progress counts the files that [Opener.Open] opens. It is safe for concurrent use.
-type Progress struct {
+// A FileCounter counts the files that [Opener.Open] opens. It is safe for concurrent use.
+type FileCounter struct {
 	Opened     atomic.Int64
 	Total      atomic.Int64 // files of the splits that Open has begun to open
 	lastOpened atomic.Int64 // clock.Now time of the last opening
 }
 
-func (p *Progress) countOpened() {
+func (p *FileCounter) countOpened() {
 	p.Opened.Add(1)
 	p.lastOpened.Store(clock.Now())
 }
@@ -74,7 +74,7 @@ func (p *Progress) countOpened() {
 // Open opens all splits; see [Opener.OpenSplit]. If p is not nil, they are opened for a mount: Open
 // counts the files in p, and returns an error if a process has a file open for writing (see
 // [blob.CheckNoWriters]).
-func (o *Opener) Open(p *Progress) ([]*Dataset, error) {
+func (o *Opener) Open(p *FileCounter) ([]*Dataset, error) {
 	var all []*Dataset
 	for _, s := range o.Config.Splits {
 		d, err := o.open(s, nil, p)
@@ -113,7 +113,7 @@ func (o *Opener) OpenSplit(s *config.Split) (*Dataset, error) { return o.open(s,
 
 // open opens a split. If its files have changed, previous holds the arrays of the old ones;
 // otherwise it is nil. p is nil unless the split is opened for a mount.
-func (o *Opener) open(s *config.Split, previous [][]*cache.Array, p *Progress) (*Dataset, error) {
+func (o *Opener) open(s *config.Split, previous [][]*cache.Array, p *FileCounter) (*Dataset, error) {
 	s, f, err := o.openFiles(s, nil, previous, p)
 	if err != nil {
 		return nil, err
@@ -125,7 +125,7 @@ func (o *Opener) open(s *config.Split, previous [][]*cache.Array, p *Progress) (
 // arrays of the first sources, if they are open already. Of their files, openFiles only reads new
 // samples, because the fingerprint samples less of each file the more there are.
 func (o *Opener) openFiles(
-	s *config.Split, known, previous [][]*cache.Array, p *Progress,
+	s *config.Split, known, previous [][]*cache.Array, p *FileCounter,
 ) (_ *config.Split, f openedFiles, err error) {
 	s, specs, h, err := o.resolveArrays(s, previous)
 	if err != nil {
@@ -212,7 +212,7 @@ func (f *fingerprints) with(source int) *cache.Fingerprint {
 
 // openArray opens array n of a source. If the files of the split have changed, previous has the
 // arrays of the source before that; otherwise, it is nil. For p, see open.
-func openArray(spec ArraySpec, n int, previous []*cache.Array, p *Progress) (*cache.Array, error) {
+func openArray(spec ArraySpec, n int, previous []*cache.Array, p *FileCounter) (*cache.Array, error) {
 	if n < len(previous) {
 		spec.Options.Previous = previous[n]
 	}

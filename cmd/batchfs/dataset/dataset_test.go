@@ -167,7 +167,7 @@ func TestSequencePath(t *testing.T) {
 			paths = append(paths, "dtype=int64,layout=tokens")
 		}
 		for _, path := range paths {
-			served, err := withPath(newMountedSplit(d, testWatcher(d), "", nil), path)
+			served, err := withPath(newMountedSequence(d, testWatcher(d), "", nil), path)
 			if err != nil && d.Split.Order == "torch-2.6" {
 				continue // a torch state fits one order only
 			}
@@ -210,11 +210,11 @@ func TestPathThatCannotBeServed(t *testing.T) {
 	}
 }
 
-// onlyMountedSplit serves a split as a worker does, but publishes nothing.
-func onlyMountedSplit(t testing.TB, text string) *MountedSplit {
+// onlyMountedSequence serves a split as a worker does, but publishes nothing.
+func onlyMountedSequence(t testing.TB, text string) *MountedSequence {
 	t.Helper()
 	d := mustOpen(t, text)[0]
-	return newMountedSplit(d, testWatcher(d), "", nil)
+	return newMountedSequence(d, testWatcher(d), "", nil)
 }
 
 // testWatcher returns a watcher that publishes nothing.
@@ -261,7 +261,7 @@ func TestCannotFollow(t *testing.T) {
 	} {
 		t.Chdir(t.TempDir())
 		testfiles.Positions(t, map[string]int{"a.bin": 50})
-		s := onlyMountedSplit(t, testfiles.Small+"[splits.train]\ntokens = 'a.bin'\non_change = '"+test.onChange+"'")
+		s := onlyMountedSequence(t, testfiles.Small+"[splits.train]\ntokens = 'a.bin'\non_change = '"+test.onChange+"'")
 		s, err := withPath(s, test.path)
 		must(t, err)
 		must(t, os.Rename("a.bin", "kept.bin"))

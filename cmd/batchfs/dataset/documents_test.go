@@ -242,7 +242,7 @@ func TestLongDocumentsOfFollowed(t *testing.T) {
 	for _, tooLong := range []string{"drop", "truncate"} {
 		writeDocuments(t)
 		flags := config.Flags{Sets: []string{"splits.packed.on_change=follow", "splits.packed.too_long=" + tooLong}}
-		s := mountedSplitsOf(t, takeWith(t, flags), func(file *os.File) error { return file.Close() })[0]
+		s := mountedSequencesOf(t, takeWith(t, flags), func(file *os.File) error { return file.Close() })[0]
 		if note := s.Current().Spec().Note; !strings.HasPrefix(note, "31 of 40 documents ") {
 			t.Errorf("before: %q", note)
 		}

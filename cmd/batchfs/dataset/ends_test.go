@@ -123,7 +123,7 @@ func TestFollowedIndex(t *testing.T) {
 			must(t, os.Rename("a.bin.index", "kept"))
 			want = "a.bin has an index of documents now; mount again to use it, or remove it"
 		}
-		s := onlyMountedSplit(t, two+"[splits.train]\ntokens = 'a.bin'\ntoken_dtype = 'uint32'\ndocuments = true\neot = 0\non_change = 'follow'")
+		s := onlyMountedSequence(t, two+"[splits.train]\ntokens = 'a.bin'\ntoken_dtype = 'uint32'\ndocuments = true\neot = 0\non_change = 'follow'")
 		if appears {
 			must(t, os.Rename("kept", "a.bin.index"))
 		} else {

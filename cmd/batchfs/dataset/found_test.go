@@ -151,7 +151,7 @@ func TestFollowOtherVocabulary(t *testing.T) {
 			"ends/a.bin": strings.Repeat("\x00\x00\x01\x00\x02\x00", 40), "ends/vocab.json": `{"eot": 1, "eot_at": "end", ` + chars[1:],
 		})
 		must(t, os.Rename(test.from, "data"))
-		s := onlyMountedSplit(t, two+"[splits.a]\ntokens = 'data/a.bin'\non_change = 'follow'\n"+test.keys)
+		s := onlyMountedSequence(t, two+"[splits.a]\ntokens = 'data/a.bin'\non_change = 'follow'\n"+test.keys)
 		// With an unchanged modification time, the new file would be taken for a copy of the old
 		// one.
 		must(t, os.Chtimes(test.to+"/a.bin", time.Time{}, time.Now().Add(time.Hour)))

@@ -365,7 +365,7 @@ func TestIdentityIsTheSameElsewhere(t *testing.T) {
 		}
 		var info struct{ Identity string }
 		must(t, json.Unmarshal(d.Info(), &info))
-		if again := mountedSplitsOf(t, takeSnapshot(t), nil)[0].batches().Identity(); again != info.Identity || again != want {
+		if again := mountedSequencesOf(t, takeSnapshot(t), nil)[0].batches().Identity(); again != info.Identity || again != want {
 			t.Errorf("%q: a worker says %s, info.json %s, want %s", lines, again, info.Identity, want)
 		}
 	}

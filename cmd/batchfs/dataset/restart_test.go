@@ -135,7 +135,7 @@ func TestSourceIsAddedToUnchangedFiles(t *testing.T) {
 			if onChange == "error" {
 				continue
 			}
-			mounted := mountedSplitsOf(t, s, (*os.File).Close)[0]
+			mounted := mountedSequencesOf(t, s, (*os.File).Close)[0]
 			mustCheckAll(t, mounted)
 			fresh, err := s.ForRestart()
 			must(t, err)

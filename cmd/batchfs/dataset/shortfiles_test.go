@@ -213,7 +213,7 @@ func TestFilesThatWereCutOff(t *testing.T) {
 func TestFollowedFileThatBecomesEmpty(t *testing.T) {
 	t.Chdir(t.TempDir())
 	testfiles.Positions(t, map[string]int{"a.bin": 50, "b.bin": 50})
-	served := onlyMountedSplit(t, testfiles.Small+"[splits.train]\ntokens = '*.bin'\non_change = 'follow'")
+	served := onlyMountedSequence(t, testfiles.Small+"[splits.train]\ntokens = '*.bin'\non_change = 'follow'")
 	replace(t, "b.bin", "")
 	if _, err := checkAll(served); err == nil || !strings.Contains(err.Error(), "b.bin is empty") {
 		t.Errorf("error %v", err)

@@ -143,15 +143,15 @@ func (s *Snapshot) WarnUnleased(c *config.Config, log *slog.Logger) {
 	}
 }
 
-// MountedSplits returns the splits as a mount serves them, whose state is shared. The configuration
-// of o must be that of the snapshot. Token files are opened when they are first read.
+// MountedSequences returns the splits as a mount serves them, whose state is shared. The
+// configuration of o must be that of the snapshot. Token files are opened when they are first read.
 //
 // When token files have changed, publish gets a file with the new s, from which later workers
 // start, before the split serves the new tokens. publish must close the file. If it fails, s stays
 // as it was.
-func (s *Snapshot) MountedSplits(
+func (s *Snapshot) MountedSequences(
 	o *Opener, log *slog.Logger, shared *state.Shared, publish func(*os.File) error,
-) ([]fs.Split, error) {
+) ([]fs.Sequence, error) {
 	var mu sync.Mutex
 	changed := func(d *Dataset) error {
 		mu.Lock()
@@ -169,13 +169,13 @@ func (s *Snapshot) MountedSplits(
 		}
 		return err
 	}
-	var all []fs.Split
+	var all []fs.Sequence
 	for _, split := range o.Config.Splits {
 		d, err := s.open(split, o)
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, newMountedSplit(d, newWatcher(d, o, log, changed), s.Mountpoint, shared))
+		all = append(all, newMountedSequence(d, newWatcher(d, o, log, changed), s.Mountpoint, shared))
 	}
 	return all, nil
 }

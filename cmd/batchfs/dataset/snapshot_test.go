@@ -44,15 +44,15 @@ func readAndClose(t testing.TB, file *os.File) *Snapshot {
 	return s
 }
 
-func mountedSplitsOf(t testing.TB, s *Snapshot, publish func(*os.File) error) []*MountedSplit {
+func mountedSequencesOf(t testing.TB, s *Snapshot, publish func(*os.File) error) []*MountedSequence {
 	t.Helper()
 	c, err := s.Config()
 	must(t, err)
-	splits, err := s.MountedSplits(NewOpener(c), slog.New(slog.DiscardHandler), nil, publish)
+	splits, err := s.MountedSequences(NewOpener(c), slog.New(slog.DiscardHandler), nil, publish)
 	must(t, err)
-	var all []*MountedSplit
+	var all []*MountedSequence
 	for _, split := range splits {
-		all = append(all, split.(*MountedSplit))
+		all = append(all, split.(*MountedSequence))
 	}
 	return all
 }
@@ -74,7 +74,7 @@ func TestSnapshotWithoutFiles(t *testing.T) {
 	openMany(t)
 	s := takeSnapshot(t)
 	must(t, os.Rename("a.bin", "moved.bin"))
-	q := mountedSplitsOf(t, s, nil)[0]
+	q := mountedSequencesOf(t, s, nil)[0]
 	if err := q.batches().Read(make([]byte, 10), 0, 0); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a read: %v", err)
 	}
@@ -90,7 +90,7 @@ func TestChangeIsPublished(t *testing.T) {
 		full := errors.New("full")
 		fail := full
 		s := takeWith(t, config.Flags{Sets: []string{"splits.mix.on_change=follow"}})
-		all := mountedSplitsOf(t, s, func(file *os.File) error {
+		all := mountedSequencesOf(t, s, func(file *os.File) error {
 			file.Close()
 			return fail
 		})
@@ -171,6 +171,6 @@ func TestReload(t *testing.T) {
 		if err != nil || c.Memory.PrefetchBatches != 7 {
 			t.Errorf("%s: %+v, %v", test.text, c, err)
 		}
-		mountedSplitsOf(t, fresh, nil)
+		mountedSequencesOf(t, fresh, nil)
 	}
 }

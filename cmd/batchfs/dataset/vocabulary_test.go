@@ -136,7 +136,7 @@ func TestVocabularyTellsDTypeAndEnds(t *testing.T) {
 		if got != test.want {
 			t.Errorf("%s: %s, want %s", test.text, got, test.want)
 		}
-		if there := mountedSplitsOf(t, takeSnapshot(t), nil)[0].batches(); !bytes.Equal(there.Info(), d.Info()) {
+		if there := mountedSequencesOf(t, takeSnapshot(t), nil)[0].batches(); !bytes.Equal(there.Info(), d.Info()) {
 			t.Errorf("%s: another process serves\n%s\nnot\n%s", test.text, there.Info(), d.Info())
 		}
 	}

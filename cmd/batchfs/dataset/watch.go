@@ -38,10 +38,10 @@ type watcher struct {
 	lastRequest atomic.Int64 // clock.Now time of the last request
 	// lastResponse is when a file last responded to the current pass, in clock.Now time; 0 between
 	// passes.
-	lastResponse   atomic.Int64
-	reopenProgress Progress
-	awake          atomic.Bool   // whether requests use the view without waiting for a pass
-	checkNow       chan struct{} // starts a pass immediately; capacity 1
+	lastResponse atomic.Int64
+	reopened     FileCounter
+	awake        atomic.Bool   // whether requests use the view without waiting for a pass
+	checkNow     chan struct{} // starts a pass immediately; capacity 1
 
 	// mu guards the fields below.
 	mu       sync.Mutex
@@ -279,7 +279,7 @@ func (w *watcher) reportWrongFile(file blob.Blob, err error) {
 // the delay before it tries the same changes again.
 func (w *watcher) reopen(v *view, changes map[localfile.ChangedError]bool, backoff time.Duration) {
 	old, began := v.dataset, clock.Now()
-	fresh, err := w.opener.open(old.Split, old.sources, &w.reopenProgress)
+	fresh, err := w.opener.open(old.Split, old.sources, &w.reopened)
 	if err == nil {
 		err = cmp.Or(checkSameArrays(old.Sequence.Batch(), fresh.Sequence.Batch()), checkSameEnds(old.mains, fresh.mains))
 	}
@@ -351,7 +351,7 @@ func (w *watcher) stalledFor() time.Duration {
 	if lastResponse == 0 {
 		return 0
 	}
-	return time.Duration(clock.Now() - max(lastResponse, w.reopenProgress.lastOpened.Load()))
+	return time.Duration(clock.Now() - max(lastResponse, w.reopened.lastOpened.Load()))
 }
 
 // checkSameArrays returns an error unless the arrays of two batches have the same names, dtypes and

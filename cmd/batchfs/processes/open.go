@@ -112,7 +112,7 @@ func openCommand() *cobra.Command {
 			// The parent decides when to stop.
 			signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 			messages, last := gob.NewEncoder(cmd.OutOrStdout()), make(chan *openMessage)
-			var progress dataset.Progress
+			var progress dataset.FileCounter
 			go func() {
 				o, err := f.open(args, &progress)
 				if err != nil {
@@ -137,7 +137,7 @@ func openCommand() *cobra.Command {
 }
 
 // open reads the configuration, opens and checks all splits, and returns the last message.
-func (f *MountFlags) open(args []string, p *dataset.Progress) (*openMessage, error) {
+func (f *MountFlags) open(args []string, p *dataset.FileCounter) (*openMessage, error) {
 	raw, c, err := f.readConfig(args)
 	if err != nil {
 		return nil, err
@@ -187,7 +187,7 @@ func (f *MountFlags) logPath(mountpoint string) (string, error) {
 	return "", nil
 }
 
-func openAndTryRead(o *dataset.Opener, p *dataset.Progress) ([]*dataset.Dataset, error) {
+func openAndTryRead(o *dataset.Opener, p *dataset.FileCounter) ([]*dataset.Dataset, error) {
 	splits, err := o.Open(p)
 	if err != nil {
 		return nil, err

@@ -74,7 +74,7 @@ func runWorker(w *supervise.Worker, version string, isRestart bool) (err error) 
 	log, flush := newLog(os.Stderr, c.Log, snapshot.Mountpoint)
 	defer flush()
 	o := dataset.NewMountOpener(c, w.Shared, log)
-	splits, err := snapshot.MountedSplits(o, log, w.Shared, w.Publish)
+	splits, err := snapshot.MountedSequences(o, log, w.Shared, w.Publish)
 	if err != nil {
 		return err
 	}

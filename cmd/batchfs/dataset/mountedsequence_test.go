@@ -66,7 +66,7 @@ func TestWorkersServeWhatOpens(t *testing.T) {
 				flags.Sets = append(flags.Sets, "splits."+d.Split.Name+".on_change=follow")
 			}
 			paths := []string{"", "seed=9", "start=3,steps=4", "dtype=int64/seed=9"}
-			want := mountedSplits(t, openFlags(t, flags), paths)
+			want := mountedSequences(t, openFlags(t, flags), paths)
 			snapshot := takeWith(t, flags)
 			kept := map[string]string{}
 			for _, file := range []string{"config.toml", "rng.bin"} { // not needed by workers
@@ -76,7 +76,7 @@ func TestWorkersServeWhatOpens(t *testing.T) {
 				}
 			}
 			var published *Snapshot
-			worker := mountedSplitsOf(t, snapshot, func(file *os.File) error {
+			worker := mountedSequencesOf(t, snapshot, func(file *os.File) error {
 				published = readAndClose(t, file)
 				return nil
 			})
@@ -96,7 +96,7 @@ func TestWorkersServeWhatOpens(t *testing.T) {
 			if changed[len(changed)-1].Version == 0 {
 				t.Fatal("nothing has changed")
 			}
-			want = mountedSplits(t, changed, paths)
+			want = mountedSequences(t, changed, paths)
 			testfiles.Write(t, map[string]string{"rng.bin": testfiles.TorchState(24, 77, 77)})
 			for name, s := range got {
 				old, changes := s.Current(), []fs.BatchList{}
@@ -110,23 +110,23 @@ func TestWorkersServeWhatOpens(t *testing.T) {
 				}
 			}
 			checkAllSame(t, got, want)
-			checkAllSame(t, mountedUnder(t, mountedSplitsOf(t, published, nil), paths), want)
+			checkAllSame(t, mountedUnder(t, mountedSequencesOf(t, published, nil), paths), want)
 		})
 	}
 }
 
-// mountedSplits returns datasets as a mount serves them, with the settings of each path, keyed by
-// split and path.
-func mountedSplits(t *testing.T, all []*Dataset, paths []string) map[string]*MountedSplit {
-	var served []*MountedSplit
+// mountedSequences returns datasets as a mount serves them, with the settings of each path, keyed
+// by split and path.
+func mountedSequences(t *testing.T, all []*Dataset, paths []string) map[string]*MountedSequence {
+	var served []*MountedSequence
 	for _, d := range all {
-		served = append(served, newMountedSplit(d, testWatcher(d), "", nil))
+		served = append(served, newMountedSequence(d, testWatcher(d), "", nil))
 	}
 	return mountedUnder(t, served, paths)
 }
 
-func mountedUnder(t *testing.T, all []*MountedSplit, paths []string) map[string]*MountedSplit {
-	found := map[string]*MountedSplit{}
+func mountedUnder(t *testing.T, all []*MountedSequence, paths []string) map[string]*MountedSequence {
+	found := map[string]*MountedSequence{}
 	for _, s := range all {
 		for _, path := range paths {
 			if in, err := withPath(s, path); err == nil { // not every split accepts all settings
@@ -137,7 +137,7 @@ func mountedUnder(t *testing.T, all []*MountedSplit, paths []string) map[string]
 	return found
 }
 
-func checkAllSame(t *testing.T, got, want map[string]*MountedSplit) {
+func checkAllSame(t *testing.T, got, want map[string]*MountedSequence) {
 	t.Helper()
 	if len(got) != len(want) {
 		t.Errorf("%d sequences, want %d", len(got), len(want))
@@ -151,27 +151,27 @@ func checkAllSame(t *testing.T, got, want map[string]*MountedSplit) {
 	}
 }
 
-func withPath(s *MountedSplit, path string) (*MountedSplit, error) {
+func withPath(s *MountedSequence, path string) (*MountedSequence, error) {
 	for _, settings := range strings.FieldsFunc(path, func(r rune) bool { return r == '/' }) {
 		with, err := s.With(settings)
 		if err != nil {
 			return nil, err
 		}
-		s = with.(*MountedSplit)
+		s = with.(*MountedSequence)
 	}
 	return s, nil
 }
 
-func (s *MountedSplit) batches() *BatchList { return s.current.Load() }
+func (s *MountedSequence) batches() *BatchList { return s.current.Load() }
 
 // checkAll checks all files, and returns the current batches.
-func checkAll(s *MountedSplit) (*BatchList, error) {
+func checkAll(s *MountedSequence) (*BatchList, error) {
 	s.watch.pass()
 	_, err := s.LatestWhole(nil)
 	return s.batches(), err
 }
 
-func mustCheckAll(t *testing.T, s *MountedSplit) *BatchList {
+func mustCheckAll(t *testing.T, s *MountedSequence) *BatchList {
 	t.Helper()
 	now, err := checkAll(s)
 	if err != nil {
@@ -190,7 +190,7 @@ func replace(t *testing.T, file, content string) {
 func TestWatcherRests(t *testing.T) {
 	t.Chdir(t.TempDir())
 	testfiles.Positions(t, map[string]int{"a.bin": 50})
-	s := onlyMountedSplit(t, testfiles.Small+"[splits.train]\ntokens = 'a.bin'\non_change = 'follow'")
+	s := onlyMountedSequence(t, testfiles.Small+"[splits.train]\ntokens = 'a.bin'\non_change = 'follow'")
 	for changes := range uint64(3) {
 		now, err := s.LatestWhole(nil) // relies on the view alone
 		must(t, err)
@@ -217,7 +217,7 @@ func TestWatcherRests(t *testing.T) {
 func TestRequestAwaitsTheWriter(t *testing.T) {
 	t.Chdir(t.TempDir())
 	testfiles.Positions(t, map[string]int{"a.bin": 50})
-	s := onlyMountedSplit(t, testfiles.Small+"[splits.train]\ntokens = 'a.bin'\non_change = 'follow'")
+	s := onlyMountedSequence(t, testfiles.Small+"[splits.train]\ntokens = 'a.bin'\non_change = 'follow'")
 	f, err := os.OpenFile("a.bin", os.O_RDWR, 0)
 	must(t, err)
 	must(t, os.Chtimes("a.bin", time.Time{}, time.Now().Add(time.Hour)))
@@ -245,7 +245,7 @@ func TestRequestAwaitsTheWriter(t *testing.T) {
 func TestOverwrittenFileIsFollowed(t *testing.T) {
 	t.Chdir(t.TempDir())
 	testfiles.Positions(t, map[string]int{"a.bin": 50})
-	s := onlyMountedSplit(t, testfiles.Small+"[splits.train]\ntokens = 'a.bin'\non_change = 'follow'")
+	s := onlyMountedSequence(t, testfiles.Small+"[splits.train]\ntokens = 'a.bin'\non_change = 'follow'")
 	f, err := os.OpenFile("a.bin", os.O_RDWR, 0)
 	must(t, err)
 	_, err = f.WriteString(positions(51)[4:])

@@ -9,12 +9,12 @@ import (
 	"batchfs/internal/clock"
 )
 
-// progress records how far the rows of each split have been read, so that restart can tell which
+// rowsRead records how far the rows of each split have been read, so that restart can tell which
 // rows of a schedule must not change. Workers write it, and so does batchfs cat, which computes the
 // batches of a mount in its own process.
-type progress struct {
-	schedule atomic.Uint64 // the generation; see SetScheduleGeneration
-	splits   [MaxSequences]struct {
+type rowsRead struct {
+	generation atomic.Uint64 // of the schedules that the mount serves: see SetScheduleGeneration
+	splits     [MaxSequences]struct {
 		isFull   atomic.Uint64 // nonzero once a schedule found no unused element of furthest
 		furthest [maxFurthest]Furthest
 	} // by split number
@@ -43,15 +43,15 @@ type Furthest struct {
 // SetScheduleGeneration sets the generation of the schedules that the mount serves. A process that
 // computes batches itself must compare it with the generation of its own schedules after it has
 // recorded rows and before it delivers them. If the two differ, it must not deliver the rows.
-func (s *Shared) SetScheduleGeneration(generation uint64) { s.progress.schedule.Store(generation) }
+func (s *Shared) SetScheduleGeneration(generation uint64) { s.rowsRead.generation.Store(generation) }
 
 // ScheduleGeneration returns the last value of SetScheduleGeneration.
-func (s *Shared) ScheduleGeneration() uint64 { return s.progress.schedule.Load() }
+func (s *Shared) ScheduleGeneration() uint64 { return s.rowsRead.generation.Load() }
 
 // Furthest returns the records of a split that have at least one row. all reports whether they
 // cover all rows that were read.
 func (s *Shared) Furthest(split string) (list []*Furthest, all bool) {
-	p := &s.progress.splits[s.splitNumber(split)]
+	p := &s.rowsRead.splits[s.splitNumber(split)]
 	for i := range p.furthest {
 		if p.furthest[i].Rows() > 0 {
 			list = append(list, &p.furthest[i])
@@ -64,7 +64,7 @@ func (s *Shared) Furthest(split string) (list []*Furthest, all bool) {
 // nil if the split has too many records; from then on, Furthest reports that they do not cover all
 // rows.
 func (s *Shared) FurthestFor(split, settings string) *Furthest {
-	p := &s.progress.splits[s.splitNumber(split)]
+	p := &s.rowsRead.splits[s.splitNumber(split)]
 	hash := fnv.New64a()
 	hash.Write([]byte(settings))
 	for i := range p.furthest {

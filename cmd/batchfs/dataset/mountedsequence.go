@@ -13,9 +13,9 @@ import (
 	"batchfs/fs/state"
 )
 
-// A MountedSplit is a split, possibly under the settings of a path, as a mount serves it: an
-// [fs.Split]. It is safe for concurrent use.
-type MountedSplit struct {
+// A MountedSequence is a sequence as a mount serves it: an [fs.Sequence]. It is safe for concurrent
+// use.
+type MountedSequence struct {
 	watch      *watcher
 	mountpoint string                    // part of the names of working sets
 	shared     *state.Shared             // records which rows are read
@@ -25,34 +25,34 @@ type MountedSplit struct {
 	onChange func(fs.BatchList)
 }
 
-func newMountedSplit(d *Dataset, w *watcher, mountpoint string, shared *state.Shared) *MountedSplit {
-	s := &MountedSplit{watch: w, mountpoint: mountpoint, shared: shared, onChange: func(fs.BatchList) {}}
+func newMountedSequence(d *Dataset, w *watcher, mountpoint string, shared *state.Shared) *MountedSequence {
+	s := &MountedSequence{watch: w, mountpoint: mountpoint, shared: shared, onChange: func(fs.BatchList) {}}
 	s.current.Store(newBatchList(d, mountpoint, shared))
 	return s
 }
 
 // Current returns the batches that another method returned last.
-func (s *MountedSplit) Current() fs.BatchList { return s.current.Load() }
+func (s *MountedSequence) Current() fs.BatchList { return s.current.Load() }
 
 // OnChange sets a function that gets the batches of changed token files before any request does.
-func (s *MountedSplit) OnChange(f func(fs.BatchList)) { s.onChange = f }
+func (s *MountedSequence) OnChange(f func(fs.BatchList)) { s.onChange = f }
 
 // With returns the split under the settings of a path component; see [Dataset.With].
-func (s *MountedSplit) With(settings string) (fs.Split, error) {
+func (s *MountedSequence) With(settings string) (fs.Sequence, error) {
 	b, _ := s.latest(s.watch.view.Load()) // reads of batches report the error
 	d, err := b.Dataset.With(settings)
 	if err != nil {
 		return nil, err
 	}
-	return newMountedSplit(d, s.watch, s.mountpoint, s.shared), nil
+	return newMountedSequence(d, s.watch, s.mountpoint, s.shared), nil
 }
 
 // Latest returns the batches of the token files that the watcher has opened last. If no batch can
 // be read, it also returns an error: a file has changed or cannot be read and the split does not
 // follow changes, or the settings do not fit the new tokens.
-func (s *MountedSplit) Latest() (fs.BatchList, error) { return s.latest(s.watch.currentView(nil)) }
+func (s *MountedSequence) Latest() (fs.BatchList, error) { return s.latest(s.watch.currentView(nil)) }
 
-func (s *MountedSplit) latest(v *view) (*BatchList, error) {
+func (s *MountedSequence) latest(v *view) (*BatchList, error) {
 	b := s.current.Load()
 	switch {
 	case v.wrongFile != nil:
@@ -64,7 +64,7 @@ func (s *MountedSplit) latest(v *view) (*BatchList, error) {
 }
 
 // follow makes d, a later version of the split, the current one.
-func (s *MountedSplit) follow(d *Dataset) (*BatchList, error) {
+func (s *MountedSequence) follow(d *Dataset) (*BatchList, error) {
 	if old := s.current.Load(); old.Split.InPath() {
 		var err error
 		if d, err = d.withSettings(old.Split); err != nil {
@@ -86,7 +86,7 @@ func (s *MountedSplit) follow(d *Dataset) (*BatchList, error) {
 // error if some token file cannot be checked, or if a change could not be followed. If the split
 // was idle, both functions wait up to a second for a check of its files; LatestWhole stops waiting
 // when cancel is closed.
-func (s *MountedSplit) LatestWhole(cancel <-chan struct{}) (fs.BatchList, error) {
+func (s *MountedSequence) LatestWhole(cancel <-chan struct{}) (fs.BatchList, error) {
 	v := s.watch.currentView(cancel)
 	b, err := s.latest(v)
 	return b, cmp.Or(err, v.err)
@@ -97,7 +97,7 @@ const maxReopens = 10 // attempts of a request to follow changes
 // LatestFor is like Latest, but also checks the files of batch k. If they have changed and the
 // split follows changes, it waits until the new files are open, or until cancel is closed. If they
 // cannot be served, the error matches syscall.ESTALE.
-func (s *MountedSplit) LatestFor(k uint64, cancel <-chan struct{}) (_ fs.BatchList, err error) {
+func (s *MountedSequence) LatestFor(k uint64, cancel <-chan struct{}) (_ fs.BatchList, err error) {
 	var b *BatchList
 	for attempt := range maxReopens {
 		v := s.watch.currentView(cancel)
@@ -122,4 +122,4 @@ func (s *MountedSplit) LatestFor(k uint64, cancel <-chan struct{}) (_ fs.BatchLi
 }
 
 // Stalled returns how long the current check of all files has been waiting for one, or 0.
-func (s *MountedSplit) Stalled() time.Duration { return s.watch.stalledFor() }
+func (s *MountedSequence) Stalled() time.Duration { return s.watch.stalledFor() }
