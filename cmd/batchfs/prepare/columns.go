@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"batchfs/cmd/batchfs/prepare/field"
 	"batchfs/cmd/batchfs/prepare/input"
 )
 
@@ -91,7 +92,7 @@ func (e *encoding) isJSON(format input.Format) bool {
 }
 
 // hasOneText reports whether a single field leads to the text of each line or row.
-func (e *encoding) hasOneText() bool { return !e.ids && !e.masked && !e.fields[0].inList() }
+func (e *encoding) hasOneText() bool { return !e.ids && !e.masked && !e.fields[0].InList() }
 
 // selectColumns removes the columns of a schema that the fields do not need: all but those with
 // their texts, or with the first list on the way to these.
@@ -107,7 +108,7 @@ func (e *encoding) selectColumns(schema *column) error {
 			return fmt.Errorf("column %s does not have a list of integers for each row: choose another one with --ids", f)
 		}
 		c.need()
-		for _, name := range []string{attentionField, labelsField} {
+		for _, name := range []string{field.Attention, field.Labels} {
 			if other, ok := parent.member(name); ok && e.ids {
 				other.need()
 			}
@@ -132,15 +133,15 @@ func (e *encoding) selectColumns(schema *column) error {
 
 // find returns the column below c to which a field leads, or the first list on the way to it, and
 // the column that contains it.
-func (c *column) find(f field) (found, parent *column, err error) {
-	path := keysOf(c, f.names(0), (*column).member)
+func (c *column) find(f field.Field) (found, parent *column, err error) {
+	path := field.Keys(f, c, (*column).member)
 	if path == nil {
 		all := c.paths("")
 		some := strings.Join(all[:min(20, len(all))], ", ")
 		if len(all) > 20 {
 			some += fmt.Sprintf(" and %d others", len(all)-20)
 		}
-		return nil, nil, fmt.Errorf("has no column %s, only %s: choose one with %s", f, some, f.options)
+		return nil, nil, fmt.Errorf("has no column %s, only %s: choose one with %s", f, some, f.Options)
 	}
 	found, parent = c, c
 	for _, name := range path {

@@ -9,29 +9,27 @@ import (
 	"slices"
 	"unicode/utf8"
 
-	"github.com/go-json-experiment/json/jsontext"
-
 	"batchfs/cmd/batchfs/prepare/bpe"
+	"batchfs/cmd/batchfs/prepare/field"
 	"batchfs/cmd/batchfs/prepare/input"
 )
 
 // An encodeWorker encodes chunks. It belongs to one goroutine.
 type encodeWorker struct {
-	encoding  *encoding
-	val       valRule
-	encoder   encoder
-	scratch   []uint32
-	notes     *notes // counts in the current chunk or line
-	lineNotes notes  // counts of the current line; a field, so that a line allocates none
-	joinNames bool   // whether names of fields that are separated by dots may be one key
-	id        []byte // id of the document in the current line, as JSON
+	encoding *encoding
+	finder   *field.Finder
+	val      valRule
+	encoder  encoder
+	scratch  []uint32
+	notes    *notes // counts in the current chunk
+	id       []byte // id of the document in the current line, as JSON
 
 	ids, attention, labels []int64 // lists in the current row of ids
 	mask, raw              []byte  // mask and tokens of that row
 }
 
 func newEncodeWorker(p *plan) *encodeWorker {
-	return &encodeWorker{encoding: &p.encoding, val: p.val, encoder: p.encoding.tokenizer.NewEncoder()}
+	return &encodeWorker{encoding: &p.encoding, finder: field.NewFinder(p.encoding.fields, p.encoding.masked), val: p.val, encoder: p.encoding.tokenizer.NewEncoder()}
 }
 
 func (w *encodeWorker) encodeChunks(todo <-chan *chunk) {
@@ -114,7 +112,7 @@ func (w *encodeWorker) encodeRow(ch *chunk, piece *textPiece) error {
 	case bad >= 0:
 		return fmt.Errorf("%s: not valid UTF-8 at byte %d: use --invalid replace or skip, or --by byte", at, bad)
 	}
-	if err := w.encodeDocument(ch, piece.in, at, []maskedText{{valid, w.encoding.fields[0].mask}}); err != nil {
+	if err := w.encodeDocument(ch, piece.in, at, []field.Text{{Bytes: valid, Mask: w.encoding.fields[0].Mask}}); err != nil {
 		return fmt.Errorf("%s: %w", at, err)
 	}
 	return nil
@@ -132,8 +130,8 @@ func (w *encodeWorker) encodeLines(ch *chunk, piece *textPiece) error {
 
 // jsonLines yields each line of a piece that is not blank, as JSON: NaN and the infinities are
 // replaced by null. If the piece is a row of another format, the only line is the JSON of that row.
-func (p *textPiece) jsonLines() iter.Seq2[place, jsontext.Value] {
-	return func(yield func(place, jsontext.Value) bool) {
+func (p *textPiece) jsonLines() iter.Seq2[place, []byte] {
+	return func(yield func(place, []byte) bool) {
 		if p.in.Format != input.JSONL {
 			yield(place{"row", p.start.Offset + 1}, p.text)
 			return
@@ -150,7 +148,7 @@ func (p *textPiece) jsonLines() iter.Seq2[place, jsontext.Value] {
 }
 
 // encodeLine encodes the document of a line of JSON.
-func (w *encodeWorker) encodeLine(ch *chunk, in *input.File, at place, line jsontext.Value) error {
+func (w *encodeWorker) encodeLine(ch *chunk, in *input.File, at place, line []byte) error {
 	if !utf8.Valid(line) {
 		switch {
 		case w.encoding.replaceInvalid:
@@ -170,14 +168,14 @@ func (w *encodeWorker) encodeLine(ch *chunk, in *input.File, at place, line json
 	}
 	var err error
 	if w.encoding.id != nil {
-		w.id, err = w.encoding.documentID(line)
+		w.id, err = w.encoding.id.Value(line)
 	}
 	if err == nil {
 		err = encode(ch, in, at, line)
 	}
-	if unusable, ok := errors.AsType[unusableError](err); ok {
+	if unusable, ok := errors.AsType[field.UnusableError](err); ok {
 		if w.encoding.skipInvalid {
-			ch.notes.addUnusable(unusable.kind, at.of(in))
+			ch.notes.addUnusable(unusable.Kind, at.of(in))
 			return nil
 		}
 		return fmt.Errorf("%w; to leave such %ss out, use --invalid skip", err, at.kind)
@@ -185,20 +183,20 @@ func (w *encodeWorker) encodeLine(ch *chunk, in *input.File, at place, line json
 	return err
 }
 
-func (w *encodeWorker) encodeLineTexts(ch *chunk, in *input.File, at place, line jsontext.Value) error {
-	texts, counted, err := w.lineTexts(line)
+func (w *encodeWorker) encodeLineTexts(ch *chunk, in *input.File, at place, line []byte) error {
+	texts, counted, err := w.finder.Texts(line)
 	if err != nil {
 		return err
 	}
-	ch.notes.add(counted)
+	ch.notes.Counts.AddAll(counted)
 	return w.encodeDocument(ch, in, at, texts)
 }
 
 // encodeDocument encodes a document of an input unless it has no text or no tokens.
-func (w *encodeWorker) encodeDocument(ch *chunk, in *input.File, at place, texts []maskedText) error {
+func (w *encodeWorker) encodeDocument(ch *chunk, in *input.File, at place, texts []field.Text) error {
 	var beginning []byte
 	for _, t := range texts {
-		beginning = append(beginning, t.text[:min(len(t.text), valBytes-len(beginning))]...)
+		beginning = append(beginning, t.Bytes[:min(len(t.Bytes), valBytes-len(beginning))]...)
 	}
 	if len(beginning) == 0 {
 		addLeftOut(&ch.notes.Empty, 1, at.of(in))
@@ -208,7 +206,7 @@ func (w *encodeWorker) encodeDocument(ch *chunk, in *input.File, at place, texts
 	before := len(out.tokens)
 	w.beginDocument(out)
 	for _, t := range texts {
-		if err := w.appendText(out, t.text, t.mask, true); err != nil {
+		if err := w.appendText(out, t.Bytes, t.Mask, true); err != nil {
 			return err
 		}
 	}
@@ -216,7 +214,7 @@ func (w *encodeWorker) encodeDocument(ch *chunk, in *input.File, at place, texts
 		addLeftOut(&ch.notes.Empty, 1, at.of(in))
 		return nil
 	}
-	w.endDocument(out, texts[len(texts)-1].mask)
+	w.endDocument(out, texts[len(texts)-1].Mask)
 	return nil
 }
 
@@ -313,6 +311,6 @@ func appendLittleEndian(raw []byte, tokens []uint32, width int) []byte {
 // countLacking counts the bytes that the vocabulary lacks in the text that was encoded last.
 func (w *encodeWorker) countLacking() {
 	if e, ok := w.encoder.(*bpe.Encoder); ok {
-		e.TakeLacking(func(b byte, n int64) { w.notes.Lacking.add(fmt.Sprintf("%#02x", b), n) })
+		e.TakeLacking(func(b byte, n int64) { w.notes.Lacking.Add(fmt.Sprintf("%#02x", b), n) })
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"io"
 
 	"batchfs/cmd/batchfs/command"
+	"batchfs/cmd/batchfs/prepare/field"
 	"batchfs/cmd/batchfs/prepare/input"
 	"batchfs/cmd/batchfs/vocabulary"
 )
@@ -37,7 +38,7 @@ func (s *settings) resolveIDs() error {
 		return errors.New("--ids: say what the ids mean, with either --by FILE, the tokenizer that made them, or --vocab-size N, if all are below N")
 	case s.VocabSize > 0 && s.EOTToken != "":
 		return errors.New("--eot-token: needs the tokenizer: give it with --by instead of --vocab-size")
-	case newField(s.IDs, 0).inList():
+	case field.New(s.IDs, 0).InList():
 		return fmt.Errorf("--ids: must lead to one list of ids in each line or row, and not through another list (got %q)", s.IDs)
 	}
 	s.Field = ""
@@ -91,16 +92,16 @@ func (p *plan) lookIntoChunk(ch *chunk, looked *int) error {
 			continue
 		}
 		for at, line := range piece.jsonLines() {
-			row, err := p.encoding.idRow(line)
+			row, err := p.encoding.fields[0].IDRow(line)
 			hasIDs := false
 			if err == nil {
 				var ids []int64
-				ids, err = appendIntegers(nil, row.ids, "")
+				ids, err = field.AppendIntegers(nil, row.IDs, "")
 				hasIDs = err == nil && len(ids) > 0
 			}
 			*looked++
 			if hasIDs || err != nil && !p.encoding.skipInvalid || *looked == minLines {
-				p.encoding.masked, p.encoding.first = hasIDs && row.labels != nil, at.of(piece.in)
+				p.encoding.masked, p.encoding.first = hasIDs && row.Labels != nil, at.of(piece.in)
 				return errEnough
 			}
 		}

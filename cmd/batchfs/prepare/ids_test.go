@@ -16,6 +16,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 
 	"batchfs/cmd/batchfs/internal/testfiles"
+	"batchfs/cmd/batchfs/prepare/field"
 	"batchfs/cmd/batchfs/prepare/input"
 	"batchfs/cmd/batchfs/vocabulary"
 )
@@ -151,9 +152,9 @@ func TestLookForLabelsEnds(t *testing.T) {
 	useSmallChunks(t, 1<<10, 1<<20)
 	writeFilesHere(t, map[string]string{"a.jsonl": strings.Repeat("{\"ids\": []}\n", 3*minLines), "b.jsonl": `{"ids": [1], "labels": [1]}`})
 	for skip, most := range map[bool]int64{false: 4 << 10, true: 2 * 12 * minLines} {
-		e := encoding{ids: true, fields: []field{newField("ids", 1)}, skipInvalid: skip}
+		e := encoding{ids: true, fields: []field.Field{field.New("ids", 1)}, skipInvalid: skip}
 		if !skip {
-			e.fields[0] = newField("input_ids", 1)
+			e.fields[0] = field.New("input_ids", 1)
 		}
 		inputs, _, err := input.Find([]string{"a.jsonl", "b.jsonl"}, nil, "", nil, nil)
 		testfiles.NoError(t, err)

@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"batchfs/cmd/batchfs/command"
+	"batchfs/cmd/batchfs/prepare/field"
 	"batchfs/cmd/batchfs/prepare/input"
 	"batchfs/cmd/batchfs/vocabulary"
 )
@@ -62,9 +63,8 @@ func OpenItems(file string, o ItemOptions, stdin io.Reader) (*Items, error) {
 	if len(inputs) != 1 {
 		return nil, fmt.Errorf("%s: must be one file (got %d)", file, len(inputs))
 	}
-	e := encoding{fields: []field{newField(s.Field, 0)}, replaceInvalid: true}
-	e.fields[0].options = "--field"
-	e.hasDots = e.fields[0].hasDots()
+	e := encoding{fields: []field.Field{field.New(s.Field, 0)}, replaceInvalid: true}
+	e.fields[0].Options = "--field"
 	p := &plan{settings: s, inputs: inputs, encoding: e.withTokenizer(t, s.EOT)}
 	return &Items{p}, p.checkInputs()
 }
@@ -132,7 +132,7 @@ func (s *Items) VocabSize() int64 { return s.plan.encoding.tokenizer.Size() }
 // Read calls visit with each item, in order, until it returns an error or ctx ends.
 func (s *Items) Read(ctx context.Context, visit func(Item) error) error {
 	w := newEncodeWorker(s.plan)
-	visitTexts := func(at place, texts []maskedText) error {
+	visitTexts := func(at place, texts []field.Text) error {
 		if ctx.Err() != nil {
 			return command.ErrInterrupted
 		}
@@ -153,16 +153,16 @@ func (s *Items) Read(ctx context.Context, visit func(Item) error) error {
 
 // visitItems calls visit with the texts of each item in a piece: of lines of JSON, of a row, or of
 // the lines of a text that are not blank.
-func (w *encodeWorker) visitItems(piece *textPiece, visit func(at place, texts []maskedText) error) error {
+func (w *encodeWorker) visitItems(piece *textPiece, visit func(at place, texts []field.Text) error) error {
 	visitText := func(at place, text []byte) error {
 		valid, _ := w.encoding.toValidUTF8(text)
-		return visit(at, []maskedText{{text: valid}})
+		return visit(at, []field.Text{{Bytes: valid}})
 	}
 	switch format := piece.in.Format; {
 	case w.encoding.isJSON(format):
 		for at, line := range piece.jsonLines() {
 			valid, _ := w.encoding.toValidUTF8(line)
-			texts, _, err := w.lineTexts(valid)
+			texts, _, err := w.finder.Texts(valid)
 			if err != nil {
 				return fmt.Errorf("%s: %s: %w", piece.in.Name(), at, err)
 			}
@@ -188,10 +188,10 @@ func (w *encodeWorker) visitItems(piece *textPiece, visit func(at place, texts [
 }
 
 // itemOf returns the item of a document.
-func (w *encodeWorker) itemOf(at place, texts []maskedText) Item {
+func (w *encodeWorker) itemOf(at place, texts []field.Text) Item {
 	var all []byte
 	for _, t := range texts {
-		all = append(all, t.text...)
+		all = append(all, t.Bytes...)
 	}
 	item := Item{Unit: at.kind, Number: at.number, Text: bytes.TrimSpace(all)}
 	item.Encodings = [][]uint32{w.encoder.Append(nil, item.Text)}

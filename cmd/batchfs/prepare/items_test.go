@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"batchfs/cmd/batchfs/internal/testfiles"
+	"batchfs/cmd/batchfs/prepare/field"
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
@@ -86,7 +87,7 @@ func TestEncodingsOfItems(t *testing.T) {
 			"Привет, как дела? Сегодня хорошая погода, и мы идём гулять в парк с собакой",
 			"def f(x):\n    return [y for y in x if y]\n\nprint(f([1, 2, 3]))",
 		} {
-			item := w.itemOf(place{"line", 1}, []maskedText{{text: []byte(" " + text + "\n")}})
+			item := w.itemOf(place{"line", 1}, []field.Text{{Bytes: []byte(" " + text + "\n")}})
 			isPartOf := func(tokens []uint32) bool {
 				return slices.ContainsFunc(item.Encodings, func(e []uint32) bool {
 					core := e[2 : len(e)-2]

@@ -2,12 +2,12 @@ package prepare
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
+	"batchfs/cmd/batchfs/prepare/field"
 	"batchfs/cmd/batchfs/prepare/input"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/cmd/batchfs/vocabulary"
@@ -25,15 +25,10 @@ type notes struct {
 	Unusable map[string]vocabulary.LeftOut `json:"unusable,omitempty"`
 	Lines    int64                         `json:"lines,omitempty"`
 	// Special counts names of special tokens that were encoded as ordinary text.
-	Special tally `json:"special,omitempty"`
-	// Unnamed counts list elements that no part of --mask names, such as role=tool.
-	Unnamed tally `json:"unnamed,omitempty"`
-	// Dropped counts members of list elements, apart from their texts.
-	Dropped tally `json:"dropped,omitempty"`
-	// Matched counts the texts that each part of --mask applies to.
-	Matched tally `json:"matched,omitempty"`
+	Special field.Tally `json:"special,omitempty"`
+	field.Counts
 	// Lacking counts bytes that the vocabulary lacks, such as 0x00.
-	Lacking tally `json:"lacking,omitempty"`
+	Lacking field.Tally `json:"lacking,omitempty"`
 }
 
 func (n *notes) add(more *notes) {
@@ -44,11 +39,9 @@ func (n *notes) add(more *notes) {
 		n.countUnusable(kind, left.Documents, left.First)
 	}
 	n.Lines += more.Lines
-	n.Special.addAll(more.Special)
-	n.Unnamed.addAll(more.Unnamed)
-	n.Dropped.addAll(more.Dropped)
-	n.Matched.addAll(more.Matched)
-	n.Lacking.addAll(more.Lacking)
+	n.Special.AddAll(more.Special)
+	n.Counts.AddAll(&more.Counts)
+	n.Lacking.AddAll(more.Lacking)
 }
 
 // linesOrRows returns what the documents of inputs are called in messages: line, row, or both.
@@ -81,20 +74,7 @@ func addLeftOut(to *vocabulary.LeftOut, documents int64, first string) {
 	to.Documents += documents
 }
 
-// An unusableError says why a line has no text.
-type unusableError struct {
-	kind string // the same for all lines with this fault, to count them
-	error
-}
-
-func unusable(kind, details string) unusableError {
-	return unusableError{kind, errors.New(kind + details)}
-}
-
-const (
-	tooLong   = "too long"
-	notObject = "not a JSON object"
-)
+const tooLong = "too long"
 
 // Unusable lines may be at most this fraction of all lines, once there are minLines.
 const (
@@ -161,53 +141,6 @@ func (r *replaced) addAll(more replaced) {
 	}
 }
 
-// A tally counts by name. Its values are pointers so that counting allocates nothing.
-type tally map[string]*int64
-
-// add adds n. A tally has at most 1,000 names, because texts may contain any number of them.
-func (t *tally) add(name string, n int64) {
-	if *t == nil {
-		*t = tally{}
-	}
-	count := (*t)[name]
-	if count == nil && len(*t) < 1000 {
-		count = new(int64)
-		(*t)[strings.Clone(name)] = count
-	}
-	if count != nil {
-		*count += n
-	}
-}
-
-func (t *tally) addAll(more tally) {
-	if len(more) == 0 {
-		return
-	}
-	for _, name := range slices.Sorted(maps.Keys(more)) {
-		t.add(name, *more[name])
-	}
-}
-
-func (t tally) total() (n int64) {
-	for _, count := range t {
-		n += *count
-	}
-	return n
-}
-
-// String lists the most frequent names with their counts.
-func (t tally) String() string {
-	names := slices.SortedFunc(maps.Keys(t), func(a, b string) int { return cmp.Or(cmp.Compare(*t[b], *t[a]), cmp.Compare(a, b)) })
-	var list []string
-	for _, name := range names[:min(len(names), 5)] {
-		list = append(list, fmt.Sprintf("%.60s (%d)", name, *t[name]))
-	}
-	if len(names) > len(list) {
-		list = append(list, fmt.Sprintf("and %d more", len(names)-len(list)))
-	}
-	return strings.Join(list, ", ")
-}
-
 // lines returns a line for each kind of note.
 func (n *notes) lines(p *plan) (lines []string) {
 	add := func(count int64, format string, args ...any) {
@@ -225,41 +158,41 @@ func (n *notes) lines(p *plan) (lines []string) {
 		terminal.Plural(n.Replaced.Documents, "document", "documents"), n.Replaced.First)
 	one, several := linesOrRows(p.inputs)
 	add(n.unusableLines(), "left out because they cannot be used: %s: %s", terminal.Plural(n.unusableLines(), one, several), n.unusable())
-	add(n.Special.total(), "encoded as ordinary text: %s, %s; to encode them as these tokens, use --special",
-		terminal.Plural(n.Special.total(), "name of a special token", "names of special tokens"), n.Special)
+	add(n.Special.Total(), "encoded as ordinary text: %s, %s; to encode them as these tokens, use --special",
+		terminal.Plural(n.Special.Total(), "name of a special token", "names of special tokens"), n.Special)
 	unknown := "dropped"
 	if t, ok := p.encoding.tokenizer.(bpeTokenizer); ok && t.Unknown() != "" {
 		unknown = "encoded as " + t.Unknown()
 	}
-	add(n.Lacking.total(), "%s: %s that the vocabulary lacks, %s; the library tokenizers does the same", unknown,
-		terminal.Plural(n.Lacking.total(), "byte", "bytes"), n.Lacking)
+	add(n.Lacking.Total(), "%s: %s that the vocabulary lacks, %s; the library tokenizers does the same", unknown,
+		terminal.Plural(n.Lacking.Total(), "byte", "bytes"), n.Lacking)
 	for _, f := range p.encoding.unmatched(n) {
-		add(1, "matches 0 texts: part %s:%d of --mask; correct it, or remove it", f, f.mask)
+		add(1, "matches 0 texts: part %s:%d of --mask; correct it, or remove it", f, f.Mask)
 	}
-	add(n.Unnamed.total(), "given mask 0 because no part of --mask names them: %s, %s; to choose their mask, add them to --mask",
-		terminal.Plural(n.Unnamed.total(), "message", "messages"), n.Unnamed)
-	add(n.Dropped.total(), "dropped: %s, %s; to keep them, render each chat with its template, as in examples/prepare_chat.py",
-		terminal.Plural(n.Dropped.total(), "field of messages", "fields of messages"), n.Dropped)
+	add(n.Unnamed.Total(), "given mask 0 because no part of --mask names them: %s, %s; to choose their mask, add them to --mask",
+		terminal.Plural(n.Unnamed.Total(), "message", "messages"), n.Unnamed)
+	add(n.Dropped.Total(), "dropped: %s, %s; to keep them, render each chat with its template, as in examples/prepare_chat.py",
+		terminal.Plural(n.Dropped.Total(), "field of messages", "fields of messages"), n.Dropped)
 	return lines
 }
 
 // unmatched returns the parts of --mask that apply to no text. A part that leads into no list
 // always applies to one.
-func (e *encoding) unmatched(n *notes) []field {
-	return slices.DeleteFunc(slices.Clone(e.fields), func(f field) bool { return !e.masked || !f.inList() || n.Matched[f.String()] != nil })
+func (e *encoding) unmatched(n *notes) []field.Field {
+	return slices.DeleteFunc(slices.Clone(e.fields), func(f field.Field) bool { return !e.masked || !f.InList() || n.Matched[f.String()] != nil })
 }
 
 // checkMask returns an error if a part of --mask with mask 1 applies to no text, or if no token of
 // train has mask 1. ones is the number of tokens of train that have it.
 func (e *encoding) checkMask(n *notes, ones int64) error {
-	wantsOnes := func(f field) bool { return f.mask == 1 }
+	wantsOnes := func(f field.Field) bool { return f.Mask == 1 }
 	hint := ""
 	if len(n.Unnamed) > 0 {
 		hint = "; messages that no part names: " + n.Unnamed.String()
 	}
 	if e.ids && e.masked && ones == 0 {
 		return fmt.Errorf("%s is %d for all tokens of train, so there is nothing to learn: give some tokens their id as label, or remove the field",
-			labelsField, ignoredLabel)
+			field.Labels, ignoredLabel)
 	}
 	unmatched := e.unmatched(n)
 	switch i := slices.IndexFunc(unmatched, wantsOnes); {

@@ -10,10 +10,10 @@ import (
 	"math"
 	"os"
 	"slices"
-	"strings"
 
 	"golang.org/x/crypto/blake2b"
 
+	"batchfs/cmd/batchfs/prepare/field"
 	"batchfs/cmd/batchfs/prepare/input"
 	"batchfs/cmd/batchfs/vocabulary"
 )
@@ -78,7 +78,7 @@ func (s *settings) resolve() error {
 		return fmt.Errorf("--format: must be headerless, llm.c, megatron, datatrove or npy (got %q)", s.Format)
 	case s.ShardTokens < 0:
 		return fmt.Errorf("--shard-tokens: must be 0 or more (got %d)", s.ShardTokens)
-	case s.ID != "" && newField(s.ID, 0).inList():
+	case s.ID != "" && field.New(s.ID, 0).InList():
 		return fmt.Errorf("--id: must lead to one value in each line or row, and not through a list (got %q)", s.ID)
 	}
 	if err := s.resolveIDs(); err != nil {
@@ -162,10 +162,9 @@ func digestInputs(inputs []*input.File, times bool) string {
 type encoding struct {
 	tokenizer      tokenizer
 	width          int // bytes per token
-	fields         []field
-	hasDots        bool   // whether a field has several names in a row
-	ids            bool   // whether the first field leads to lists of ids instead of texts
-	id             *field // leads to the id of a document; nil without --id
+	fields         []field.Field
+	ids            bool         // whether the first field leads to lists of ids instead of texts
+	id             *field.Field // leads to the id of a document; nil without --id
 	masked         bool
 	first          string       // with ids, the row that decides whether rows have labels
 	eot            int64        // end-of-text token, or -1
@@ -184,22 +183,21 @@ func newEncoding(s *settings, content []byte) (e encoding, err error) {
 		return encoding{}, err
 	}
 	e = encoding{eotBegins: s.EOT == "begin", replaceInvalid: s.Invalid == "replace", skipInvalid: s.Invalid == "skip",
-		anyBytes: s.By == vocabulary.Byte, fields: []field{newField(s.Field, 0)}, masked: s.Mask != "" || s.Labels}
+		anyBytes: s.By == vocabulary.Byte, fields: []field.Field{field.New(s.Field, 0)}, masked: s.Mask != "" || s.Labels}
 	if !s.Special {
 		e.nameStarts = nameStarts(t)
 	}
 	if s.IDs != "" {
-		e.ids, e.fields = true, []field{newField(s.IDs, 1)}
-		e.fields[0].options = "--ids"
+		e.ids, e.fields = true, []field.Field{field.New(s.IDs, 1)}
+		e.fields[0].Options = "--ids"
 	}
 	if s.Mask != "" {
-		e.fields, err = maskFields(s.Mask)
+		e.fields, err = field.ParseMask(s.Mask)
 	}
 	if s.ID != "" {
-		e.id = new(newField(s.ID, 0))
-		e.id.options = "--id"
+		e.id = new(field.New(s.ID, 0))
+		e.id.Options = "--id"
 	}
-	e.hasDots = slices.ContainsFunc(e.fields, field.hasDots)
 	return e.withTokenizer(t, s.EOT), err
 }
 
@@ -214,22 +212,6 @@ func (e encoding) withTokenizer(t tokenizer, eotAt string) encoding {
 		e.eot = int64(token)
 	}
 	return e
-}
-
-func maskFields(list string) (fields []field, err error) {
-	for _, part := range splitOutside(list, ',') {
-		part = strings.TrimSpace(part)
-		colon := max(strings.LastIndex(part, ":"), 0)
-		name, mask := part[:colon], part[colon:]
-		if name == "" || mask != ":0" && mask != ":1" {
-			return nil, fmt.Errorf("--mask: must list fields with 0 or 1, such as prompt:0,completion:1 or messages[role=assistant].content:1 (got %q)", list)
-		}
-		if slices.ContainsFunc(fields, func(f field) bool { return f.String() == name }) {
-			return nil, fmt.Errorf("--mask: must list each field once (got %s twice in %q)", name, list)
-		}
-		fields = append(fields, newField(name, mask[1]-'0'))
-	}
-	return fields, nil
 }
 
 // leavesOutBinary reports whether texts that are not UTF-8 are left out.

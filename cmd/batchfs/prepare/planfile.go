@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"batchfs/cmd/batchfs/prepare/field"
 	"batchfs/cmd/batchfs/prepare/input"
 	"batchfs/cmd/batchfs/prepare/units"
 	"batchfs/cmd/batchfs/terminal"
@@ -181,9 +182,9 @@ func (o *options) planLabels(p *plan, made *units.Plan) error {
 	case made.Options == nil:
 		o.settings.Labels = labels
 	case first != "" && labels != o.settings.Labels:
-		has, planHas := "no "+labelsField, "some"
+		has, planHas := "no "+field.Labels, "some"
 		if labels {
-			has, planHas = labelsField, "none"
+			has, planHas = field.Labels, "none"
 		}
 		return fmt.Errorf("--plan %s: %s has %s, but the rows of the plan have %s: write another plan for such texts, with another --out for its tasks",
 			o.job.plan, first, has, planHas)

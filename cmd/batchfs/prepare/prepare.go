@@ -14,7 +14,7 @@
 //   - the reader of text and JSON lines: read.go
 //   - the reader of rows: readparquet.go, parquetpages.go, readarrow.go, readrows.go, columns.go
 //   - the encoders: encode.go, encodeids.go, utf8.go, memory.go
-//   - what they find in a line: field.go, json.go
+//   - what they find in a line: package field, nan.go
 //   - the tokenizers: tokenizer.go, specialnames.go
 //   - the writer: write.go, format.go, manifest.go (vocab.json)
 //   - the directories it writes to: workdir.go, existing.go (an earlier run)

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"batchfs/cmd/batchfs/prepare/field"
 	"batchfs/cmd/batchfs/prepare/input"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/cmd/batchfs/vocabulary"
@@ -38,7 +39,7 @@ func (o *options) printIDs(p *plan) {
 	}
 	labels := ""
 	if p.encoding.masked {
-		labels = "; " + labelsField + " become the mask"
+		labels = "; " + field.Labels + " become the mask"
 	}
 	o.printLine("ids in %s, from 0 to %d, are written as they are%s", o.settings.IDs, p.encoding.tokenizer.Size()-1, labels)
 }

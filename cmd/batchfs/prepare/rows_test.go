@@ -22,6 +22,7 @@ import (
 	parquetgo "github.com/parquet-go/parquet-go"
 
 	"batchfs/cmd/batchfs/internal/testfiles"
+	"batchfs/cmd/batchfs/prepare/field"
 )
 
 // A testRow has what rows of chats have. Its JSON names the same members as its columns.
@@ -335,7 +336,7 @@ func TestColumnsInErrors(t *testing.T) {
 	for i := range 3000 {
 		wide.members = append(wide.members, &column{name: fmt.Sprint("c", i)})
 	}
-	if _, _, err := wide.find(newField("text", 0)); err == nil || !strings.Contains(err.Error(), "only c0, c1, ") || !strings.HasSuffix(err.Error(), "c18, c19 and 2980 others: choose one with --field or --mask") {
+	if _, _, err := wide.find(field.New("text", 0)); err == nil || !strings.Contains(err.Error(), "only c0, c1, ") || !strings.HasSuffix(err.Error(), "c18, c19 and 2980 others: choose one with --field or --mask") {
 		t.Errorf("error %v", err)
 	}
 }

@@ -45,7 +45,7 @@ func (w *encodeWorker) countNames(t []byte) {
 			n := 1
 			for _, name := range start.names[rest[1]] {
 				if len(name) <= len(rest) && string(rest[:len(name)]) == name {
-					w.notes.Special.add(name, 1)
+					w.notes.Special.Add(name, 1)
 					n = len(name)
 					break
 				}

@@ -1,4 +1,4 @@
-package prepare
+package field
 
 import (
 	"encoding/json"
@@ -27,11 +27,11 @@ func FuzzTextOf(f *testing.F) {
 			t.Skip("leads into a list")
 		}
 		path := strings.Split(dotted, ".")
-		w := encodeWorker{encoding: &encoding{fields: []field{newField(dotted, 0)}}, notes: new(notes)}
-		texts, err := w.appendTexts(nil, line, w.encoding.fields, 0)
+		d := NewFinder([]Field{New(dotted, 0)}, false)
+		texts, err := d.fieldTexts(line, false)
 		var text, want string
 		if err == nil {
-			text = string(texts[0].text)
+			text = string(texts[0].Bytes)
 		}
 		raw, ok := json.RawMessage(line), true
 		for _, name := range path {

@@ -1,6 +1,13 @@
-package prepare
+// Package field finds texts, ids and other values in lines of JSON, by paths such as
+// messages[role=user].content.
+//
+// A [Field] is such a path. A [Finder] finds the texts of a line, and counts what it passes over;
+// [Field.IDRow] and [Field.Value] find ids, and the id of a document. If a line lacks what a field
+// leads to, they return an [UnusableError]. [Keys] finds the same in a schema.
+package field
 
 import (
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -9,11 +16,11 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// A field is a path to texts in a line of JSON, or to a column.
-type field struct {
+// A Field is a path to texts in a line of JSON, or to a column.
+type Field struct {
 	path     []step
-	mask     byte   // mask of the texts' tokens, 0 or 1
-	options  string // names of the options that can set the field, for messages
+	Mask     byte   // mask of the texts' tokens, 0 or 1
+	Options  string // names of the options that can set the field, for messages
 	excluded bool   // whether the current list element does not meet a condition of the path
 }
 
@@ -26,9 +33,9 @@ type step struct {
 	prefix string // text of the path up to and including this step
 }
 
-// newField parses a path such as meta.body, messages.*.content or messages[role=assistant].content.
-func newField(path string, mask byte) field {
-	f := field{mask: mask, options: "--field or --mask"}
+// New parses a path such as meta.body, messages.*.content or messages[role=assistant].content.
+func New(path string, mask byte) Field {
+	f := Field{Mask: mask, Options: "--field or --mask"}
 	text := ""
 	for i, part := range splitOutside(path, '.') {
 		if i > 0 {
@@ -69,12 +76,31 @@ func splitOutside(text string, separator byte) (parts []string) {
 	return append(parts, text[begin:])
 }
 
-func (f field) String() string { return f.path[len(f.path)-1].prefix }
+// ParseMask parses the argument of --mask.
+func ParseMask(list string) (fields []Field, err error) {
+	for _, part := range splitOutside(list, ',') {
+		part = strings.TrimSpace(part)
+		colon := max(strings.LastIndex(part, ":"), 0)
+		name, mask := part[:colon], part[colon:]
+		if name == "" || mask != ":0" && mask != ":1" {
+			return nil, fmt.Errorf("--mask: must list fields with 0 or 1, such as prompt:0,completion:1 or messages[role=assistant].content:1 (got %q)", list)
+		}
+		if slices.ContainsFunc(fields, func(f Field) bool { return f.String() == name }) {
+			return nil, fmt.Errorf("--mask: must list each field once (got %s twice in %q)", name, list)
+		}
+		fields = append(fields, New(name, mask[1]-'0'))
+	}
+	return fields, nil
+}
 
-func (f field) inList() bool { return slices.ContainsFunc(f.path, func(s step) bool { return s.list }) }
+// String returns the path.
+func (f Field) String() string { return f.path[len(f.path)-1].prefix }
+
+// InList reports whether the path leads through a list.
+func (f Field) InList() bool { return slices.ContainsFunc(f.path, func(s step) bool { return s.list }) }
 
 // names returns the names of consecutive members in the path, beginning with step depth.
-func (f field) names(depth int) (names []string) {
+func (f Field) names(depth int) (names []string) {
 	for _, s := range f.path[depth:] {
 		if s.list {
 			break
@@ -85,7 +111,7 @@ func (f field) names(depth int) (names []string) {
 }
 
 // hasDots reports whether the path has consecutive names, which are separated by a dot.
-func (f field) hasDots() bool {
+func (f Field) hasDots() bool {
 	for i := range f.path[1:] {
 		if !f.path[i].list && !f.path[i+1].list {
 			return true
@@ -96,7 +122,7 @@ func (f field) hasDots() bool {
 
 // joined returns a field with the same texts whose names, beginning with step depth, are keys of
 // value and of the objects in it. A key may contain dots, and then combines several names of f.
-func (f field) joined(value jsontext.Value, depth int) field {
+func (f Field) joined(value jsontext.Value, depth int) Field {
 	names := f.names(depth)
 	keys := keysOf(value, names, func(value jsontext.Value, name string) (jsontext.Value, bool) {
 		inner, err := member(value, name, nil)
@@ -140,8 +166,15 @@ func keysOf[T any](value T, names []string, member func(value T, name string) (T
 	return nil
 }
 
+// Keys returns the keys to look up in value, one after the other, to get to what the names at the
+// beginning of the path of f stand for. A key may combine several names with dots. Keys returns nil
+// if there are no such keys.
+func Keys[T any](f Field, value T, member func(value T, name string) (T, bool)) []string {
+	return keysOf(value, f.names(0), member)
+}
+
 // nextStep returns step depth without its condition, or the zero step after the last one.
-func (f field) nextStep(depth int) step {
+func (f Field) nextStep(depth int) step {
 	if depth == len(f.path) {
 		return step{}
 	}
@@ -151,18 +184,18 @@ func (f field) nextStep(depth int) step {
 // follow takes step depth of the path: it returns the member of value with the name of the step.
 // Like the function member, it calls other for each other member. The error says how to choose a
 // field that exists.
-func (f field) follow(value jsontext.Value, depth int, other func([]byte, jsontext.Value)) (
+func (f Field) follow(value jsontext.Value, depth int, other func([]byte, jsontext.Value)) (
 	inner jsontext.Value, err error,
 ) {
 	inner, err = member(value, f.path[depth].name, other)
 	switch {
 	case err != nil && depth == 0:
-		err = unusable(notObject, ": "+err.Error())
+		err = Unusable(notObject, ": "+err.Error())
 	case err != nil && value.Kind() == jsontext.KindBeginArray:
 		list := f.path[depth-1].prefix
-		err = unusable(list+" is a list", fmt.Sprintf(": to take a text of each element, write %s.*.%s", list, f.path[depth].name))
+		err = Unusable(list+" is a list", fmt.Sprintf(": to take a text of each element, write %s.*.%s", list, f.path[depth].name))
 	case err != nil:
-		err = unusable(f.path[depth-1].prefix+" is not a JSON object", ": "+err.Error())
+		err = Unusable(f.path[depth-1].prefix+" is not a JSON object", ": "+err.Error())
 	case inner == nil:
 		var names []string
 		member(value, f.path[depth].name, func(name []byte, _ jsontext.Value) { names = append(names, string(name)) })
@@ -170,14 +203,14 @@ func (f field) follow(value jsontext.Value, depth int, other func([]byte, jsonte
 		if list, _, ok := strings.Cut(f.path[depth].prefix, "["); ok && list != "" {
 			hint = fmt.Sprintf("; for the elements of a list, write %s.* or, for some of them, %[1]s[role=user]", list)
 		}
-		err = unusable("has no field "+f.path[depth].prefix, fmt.Sprintf(": choose one with %s; there are %q%s", f.options, names[:min(20, len(names))], hint))
+		err = Unusable("has no field "+f.path[depth].prefix, fmt.Sprintf(": choose one with %s; there are %q%s", f.Options, names[:min(20, len(names))], hint))
 	}
 	return inner, err
 }
 
 // readField calls read with a field and a line. If read fails, readField tries keys of the line
 // that contain dots instead of the field's names.
-func readField[T any](f field, line jsontext.Value, read func(field, jsontext.Value) (T, error)) (T, error) {
+func readField[T any](f Field, line jsontext.Value, read func(Field, jsontext.Value) (T, error)) (T, error) {
 	value, err := read(f, line)
 	if err != nil && f.hasDots() {
 		if value, err := read(f.joined(line, 0), line); err == nil {
@@ -187,8 +220,18 @@ func readField[T any](f field, line jsontext.Value, read func(field, jsontext.Va
 	return value, err
 }
 
+// Value returns the value of a field in a line, as JSON without line breaks. The path must not lead
+// through a list.
+func (f Field) Value(line jsontext.Value) (jsontext.Value, error) {
+	value, err := readField(f, line, Field.valueIn)
+	if kind := value.Kind(); err == nil && (kind == jsontext.KindBeginArray || kind == jsontext.KindBeginObject) {
+		err = Unusable("field "+f.String()+" is not a single value", " but "+describe(value))
+	}
+	return value, err
+}
+
 // valueIn returns the value of a field in a line. The path must not lead through a list.
-func (f field) valueIn(line jsontext.Value) (value jsontext.Value, err error) {
+func (f Field) valueIn(line jsontext.Value) (value jsontext.Value, err error) {
 	value = line
 	for depth := range f.path {
 		if value, err = f.follow(value, depth, nil); err != nil {
@@ -198,30 +241,43 @@ func (f field) valueIn(line jsontext.Value) (value jsontext.Value, err error) {
 	return value, nil
 }
 
-type maskedText struct {
-	text []byte
-	mask byte
+// A Text is a text of a document, in UTF-8 if the line is.
+type Text struct {
+	Bytes []byte
+	Mask  byte // of its tokens, 0 or 1
 }
 
-// lineTexts returns the texts to which the fields lead, and what was counted on the way. If there
-// are no such texts, names that are separated by dots may be a single key.
-func (w *encodeWorker) lineTexts(line jsontext.Value) ([]maskedText, *notes, error) {
-	texts, counted, err := w.fieldTexts(line, false)
-	if err != nil && w.encoding.hasDots {
-		if texts, counted, err := w.fieldTexts(line, true); err == nil {
-			return texts, counted, nil
+// A Finder finds the texts of lines. It belongs to one goroutine.
+type Finder struct {
+	fields    []Field
+	masked    bool
+	hasDots   bool   // whether a field has several names in a row
+	joinNames bool   // whether such names may be one key
+	counts    Counts // of the current line; a field, so that a line allocates none
+}
+
+// NewFinder returns a finder of the texts to which fields lead. masked says whether it is --mask
+// that names them.
+func NewFinder(fields []Field, masked bool) *Finder {
+	return &Finder{fields: fields, masked: masked, hasDots: slices.ContainsFunc(fields, Field.hasDots)}
+}
+
+// Texts returns the texts to which the fields lead, and what was counted on the way, which the next
+// call overwrites. If there are no such texts, names that are separated by dots may be a single
+// key.
+func (d *Finder) Texts(line jsontext.Value) ([]Text, *Counts, error) {
+	texts, err := d.fieldTexts(line, false)
+	if err != nil && d.hasDots {
+		if texts, err := d.fieldTexts(line, true); err == nil {
+			return texts, &d.counts, nil
 		}
 	}
-	return texts, counted, err
+	return texts, &d.counts, err
 }
 
-func (w *encodeWorker) fieldTexts(line jsontext.Value, joinNames bool) ([]maskedText, *notes, error) {
-	all := w.notes
-	defer func() { w.notes = all }()
-	w.lineNotes = notes{}
-	w.notes, w.joinNames = &w.lineNotes, joinNames
-	texts, err := w.appendTexts(nil, line, w.encoding.fields, 0)
-	return texts, w.notes, err
+func (d *Finder) fieldTexts(line jsontext.Value, joinNames bool) ([]Text, error) {
+	d.counts, d.joinNames = Counts{}, joinNames
+	return d.appendTexts(nil, line, d.fields, 0)
 }
 
 // appendTexts appends the texts to which fields lead from value, in the order of the fields. The
@@ -230,10 +286,10 @@ func (w *encodeWorker) fieldTexts(line jsontext.Value, joinNames bool) ([]masked
 // Fields that lead into the same list are evaluated together, element by element. If several fields
 // lead to the same text, the first one whose conditions hold determines the text's mask. If there
 // is none, the mask is 0.
-func (w *encodeWorker) appendTexts(list []maskedText, value jsontext.Value, fields []field, depth int) (
-	_ []maskedText, err error,
+func (d *Finder) appendTexts(list []Text, value jsontext.Value, fields []Field, depth int) (
+	_ []Text, err error,
 ) {
-	if w.joinNames && value.Kind() == jsontext.KindBeginObject {
+	if d.joinNames && value.Kind() == jsontext.KindBeginObject {
 		fields = slices.Clone(fields)
 		for i, f := range fields {
 			fields[i] = f.joined(value, depth)
@@ -242,7 +298,7 @@ func (w *encodeWorker) appendTexts(list []maskedText, value jsontext.Value, fiel
 	all := fields
 	var other func(name []byte, value jsontext.Value)
 	if depth > 0 && fields[0].path[depth-1].list {
-		other = func(name []byte, value jsontext.Value) { w.countDropped(all, depth, name, value) }
+		other = func(name []byte, value jsontext.Value) { d.countDropped(all, depth, name, value) }
 	}
 	for len(fields) > 0 && err == nil {
 		n := groupLen(fields, depth)
@@ -250,18 +306,18 @@ func (w *encodeWorker) appendTexts(list []maskedText, value jsontext.Value, fiel
 		fields = fields[n:]
 		if depth == len(group[0].path) {
 			var text []byte
-			if text, err = w.textOf(value, group[0]); err == nil {
-				list = append(list, maskedText{text, w.maskOf(group)})
+			if text, err = d.textOf(value, group[0]); err == nil {
+				list = append(list, Text{text, d.maskOf(group)})
 			}
 			continue
 		}
 		if group[0].path[depth].list {
-			list, err = w.appendElementTexts(list, value, group, depth)
+			list, err = d.appendElementTexts(list, value, group, depth)
 			continue
 		}
 		var inner jsontext.Value
 		if inner, err = group[0].follow(value, depth, other); err == nil {
-			list, err = w.appendTexts(list, inner, group, depth+1)
+			list, err = d.appendTexts(list, inner, group, depth+1)
 		}
 		other = nil // has counted all members
 	}
@@ -270,12 +326,12 @@ func (w *encodeWorker) appendTexts(list []maskedText, value jsontext.Value, fiel
 
 // appendElementTexts appends the texts of list elements. Elements that do not meet a condition are
 // left out with --field, and get mask 0 with --mask.
-func (w *encodeWorker) appendElementTexts(list []maskedText, value jsontext.Value, group []field, depth int) (
-	[]maskedText, error,
+func (d *Finder) appendElementTexts(list []Text, value jsontext.Value, group []Field, depth int) (
+	[]Text, error,
 ) {
 	all, err := elements(value)
 	if err != nil {
-		return nil, unusable(fmt.Sprintf("field %s is not a list", group[0].path[depth].prefix), " but "+describe(value))
+		return nil, Unusable(fmt.Sprintf("field %s is not a list", group[0].path[depth].prefix), " but "+describe(value))
 	}
 	for _, element := range all {
 		chosen := slices.Clone(group)
@@ -289,19 +345,19 @@ func (w *encodeWorker) appendElementTexts(list []maskedText, value jsontext.Valu
 			if s.key != key {
 				found, err := member(element, s.key, nil)
 				if err != nil {
-					return nil, unusable(fmt.Sprintf("field %s is not a list of JSON objects", s.prefix), ": "+err.Error())
+					return nil, Unusable(fmt.Sprintf("field %s is not a list of JSON objects", s.prefix), ": "+err.Error())
 				}
 				key, actual = s.key, literal(found)
 			}
 			chosen[i].excluded = chosen[i].excluded || string(actual) != s.value
 		}
-		if !w.encoding.masked && chosen[0].excluded {
+		if !d.masked && chosen[0].excluded {
 			continue
 		}
 		if maskingField(group) >= 0 && maskingField(chosen) < 0 {
-			w.notes.Unnamed.add(key+"="+string(actual), 1)
+			d.counts.Unnamed.Add(key+"="+string(actual), 1)
 		}
-		if list, err = w.appendTexts(list, element, chosen, depth+1); err != nil {
+		if list, err = d.appendTexts(list, element, chosen, depth+1); err != nil {
 			return nil, err
 		}
 	}
@@ -310,47 +366,47 @@ func (w *encodeWorker) appendElementTexts(list []maskedText, value jsontext.Valu
 
 // groupLen returns how many of the first fields are evaluated together: all that lead into a list
 // and share the next step, or else only the first.
-func groupLen(fields []field, depth int) int {
+func groupLen(fields []Field, depth int) int {
 	n := 1
-	for n < len(fields) && fields[0].inList() && fields[n].inList() && fields[n].nextStep(depth) == fields[0].nextStep(depth) {
+	for n < len(fields) && fields[0].InList() && fields[n].InList() && fields[n].nextStep(depth) == fields[0].nextStep(depth) {
 		n++
 	}
 	return n
 }
 
-func (w *encodeWorker) maskOf(fields []field) byte {
+func (d *Finder) maskOf(fields []Field) byte {
 	i := maskingField(fields)
 	if i < 0 {
 		return 0
 	}
-	if w.encoding.masked {
-		w.notes.Matched.add(fields[i].String(), 1)
+	if d.masked {
+		d.counts.Matched.Add(fields[i].String(), 1)
 	}
-	return fields[i].mask
+	return fields[i].Mask
 }
 
 // maskingField returns the index of the field that determines the mask of a text, or -1.
-func maskingField(fields []field) int {
-	return slices.IndexFunc(fields, func(f field) bool { return !f.excluded })
+func maskingField(fields []Field) int {
+	return slices.IndexFunc(fields, func(f Field) bool { return !f.excluded })
 }
 
 // textOf returns the text in a JSON value to which a field leads; null is an empty text. If the
-// field leads through a list, such as that of a chat, the text may be a list of parts.
-func (w *encodeWorker) textOf(value jsontext.Value, f field) ([]byte, error) {
+// Field leads through a list, such as that of a chat, the text may be a list of parts.
+func (d *Finder) textOf(value jsontext.Value, f Field) ([]byte, error) {
 	switch kind := value.Kind(); {
 	case kind == jsontext.KindNull:
 		return nil, nil
 	case kind == jsontext.KindString:
 		return unquote(make([]byte, 0, len(value)), value), nil
-	case kind == jsontext.KindBeginArray && f.inList():
-		return w.partsText(value, f)
+	case kind == jsontext.KindBeginArray && f.InList():
+		return d.partsText(value, f)
 	}
-	return nil, unusable(fmt.Sprintf("field %s is not a text", f), " but "+describe(value))
+	return nil, Unusable(fmt.Sprintf("field %s is not a text", f), " but "+describe(value))
 }
 
 // partsText returns the text in a list of parts, such as [{"type": "text", "text": "Hello"}], and
-// counts the parts without text as dropped.
-func (w *encodeWorker) partsText(value jsontext.Value, f field) (text []byte, err error) {
+// Counts the parts without text as dropped.
+func (d *Finder) partsText(value jsontext.Value, f Field) (text []byte, err error) {
 	parts, err := elements(value)
 	if err != nil {
 		return nil, err
@@ -362,13 +418,13 @@ func (w *encodeWorker) partsText(value jsontext.Value, f field) (text []byte, er
 		}
 		inner, err := member(part, "text", nil)
 		if err != nil {
-			return nil, unusable(fmt.Sprintf("field %s is not a list of texts and parts", f), ", because an element is "+describe(part))
+			return nil, Unusable(fmt.Sprintf("field %s is not a list of texts and parts", f), ", because an element is "+describe(part))
 		}
 		kind, _ := member(part, "type", nil)
 		if inner.Kind() == jsontext.KindString && (kind == nil || strings.HasSuffix(string(literal(kind)), "text")) {
 			text = unquote(text, inner)
 		} else {
-			w.notes.Dropped.add(fmt.Sprintf("%s[type=%s]", f.path[len(f.path)-1].name, literal(kind)), 1)
+			d.counts.Dropped.Add(fmt.Sprintf("%s[type=%s]", f.path[len(f.path)-1].name, literal(kind)), 1)
 		}
 	}
 	return text, nil
@@ -376,23 +432,30 @@ func (w *encodeWorker) partsText(value jsontext.Value, f field) (text []byte, er
 
 // countDropped counts a member of a list element, unless it is empty, a field leads to it, or a
 // condition compares it.
-func (w *encodeWorker) countDropped(fields []field, depth int, name []byte, value jsontext.Value) {
+func (d *Finder) countDropped(fields []Field, depth int, name []byte, value jsontext.Value) {
 	switch string(value) {
 	case "null", `""`, "[]", "{}":
 		return
 	}
-	if !slices.ContainsFunc(fields, func(f field) bool {
+	if !slices.ContainsFunc(fields, func(f Field) bool {
 		return f.nextStep(depth).name == string(name) || f.path[depth-1].key == string(name)
 	}) {
-		w.notes.Dropped.add(string(name), 1)
+		d.counts.Dropped.Add(string(name), 1)
 	}
 }
 
-// documentID returns the value to which --id leads in a line, as JSON without line breaks.
-func (e *encoding) documentID(line jsontext.Value) (jsontext.Value, error) {
-	value, err := readField(*e.id, line, field.valueIn)
-	if kind := value.Kind(); err == nil && (kind == jsontext.KindBeginArray || kind == jsontext.KindBeginObject) {
-		err = unusable("field "+e.id.String()+" is not a single value", " but "+describe(value))
-	}
-	return value, err
+// An UnusableError says why a line has no text or ids.
+type UnusableError struct {
+	Kind string // the same for all lines with this fault, to count them
+	Err  error
 }
+
+// Error implements [error].
+func (e UnusableError) Error() string { return e.Err.Error() }
+
+// Unusable returns the error whose text consists of kind and details.
+func Unusable(kind, details string) UnusableError {
+	return UnusableError{kind, errors.New(kind + details)}
+}
+
+const notObject = "not a JSON object"
