@@ -198,6 +198,32 @@ func TestFormatsOfOtherTools(t *testing.T) {
 	}
 }
 
+// NumPy 2 lets offsets overflow in the tools of Megatron-LM, fairseq and others that compute them
+// from lengths of 32 bits.
+func TestOverflowInIndex(t *testing.T) {
+	for _, n := range []int{3, 4, 5, 6} {
+		const length = 1 << 29 // tokens of a sequence, which has 1 GiB
+		path := filepath.Join(t.TempDir(), "large.bin")
+		must(t, os.WriteFile(path, nil, 0o600))
+		must(t, os.Truncate(path, int64(n)*2*length))
+		var lengths, offsets, documents []byte
+		for i := range n {
+			lengths = binary.LittleEndian.AppendUint32(lengths, length)
+			offsets = binary.LittleEndian.AppendUint64(offsets, uint64(int32(int64(i)*2*length)))
+			documents = binary.LittleEndian.AppendUint64(documents, uint64(i))
+		}
+		index := binary.LittleEndian.AppendUint64([]byte("MMIDIDX\x00\x00\x01\x00\x00\x00\x00\x00\x00\x00\x08"), uint64(n))
+		index = binary.LittleEndian.AppendUint64(index, uint64(n)+1)
+		documents = binary.LittleEndian.AppendUint64(documents, uint64(n))
+		must(t, os.WriteFile(strings.TrimSuffix(path, "bin")+"idx", slices.Concat(index, lengths, offsets, documents), 0o600))
+		_, err := Open([]string{path}, Options{DType: array.Uint16, GuessedDType: true})
+		if want := `, to read ` + path + ` without it, set format = "headerless" and token_dtype = "uint16"`; err == nil || !strings.Contains(err.Error(), "overflowed") ||
+			!strings.Contains(err.Error(), want) {
+			t.Errorf("%d sequences: error %v, want %s", n, err, want)
+		}
+	}
+}
+
 // megatronIndex returns an index with one sequence of n tokens, or a similar one without a list of
 // documents.
 func megatronIndex(version uint64, dtype byte, n uint32, documents bool) string {

@@ -124,7 +124,7 @@ func (idx *Input) megatron(path string, size int64) (f Format, ends Ends, err er
 		At: megatronHeader + 12*int64(n) + 8, Count: int64(max(d, 1)) - 1,
 		Starts: megatronHeader + 4*int64(n), Sequences: int64(n), Width: width,
 	}
-	if err := idx.checkContiguous(ends, path, size); err != nil {
+	if err := idx.checkContiguous(ends, f.DType, path, size); err != nil {
 		return f, ends, err
 	}
 	if size == 0 {
@@ -151,7 +151,7 @@ func (idx *Input) megatronEnds(path string, size int64) (Ends, error) {
 
 // checkContiguous returns an error unless sequences lie one after the other, from the first byte of
 // the file to the last. It checks only samples of a large index.
-func (idx *Input) checkContiguous(e Ends, path string, size int64) error {
+func (idx *Input) checkContiguous(e Ends, dtype array.DType, path string, size int64) error {
 	if e.Sequences == 0 && size > 0 {
 		return fmt.Errorf("%s has %d bytes, but %s says that it has no sequences; do they belong together?", path, size, idx.Path)
 	}
@@ -170,17 +170,22 @@ func (idx *Input) checkContiguous(e Ends, path string, size int64) error {
 		}
 		for n := range count {
 			from, length := int64(binary.LittleEndian.Uint64(starts[8*n:])), int64(int32(binary.LittleEndian.Uint32(lens[4*n:])))
-			next := from + length*e.Width
-			good := from >= 0 && from <= size && length >= 0 && (first+n > 0 || from == 0)
+			next, want := from+length*e.Width, size
 			if n+1 < count {
-				good = good && next == int64(binary.LittleEndian.Uint64(starts[8*n+8:]))
+				want = int64(binary.LittleEndian.Uint64(starts[8*n+8:]))
 			}
+			isLast := first+n+1 == e.Sequences
+			good := from >= 0 && from <= size && length >= 0 && (first+n > 0 || from == 0) && (next == want || n+1 == count)
 			switch {
+			case from < 0, next != want && uint32(next) == uint32(want) && (n+1 < count || isLast):
+				return fmt.Errorf("%s: the offset of sequence %d, or of the next one, overflowed, as in some tools with NumPy 2 beyond 2 GiB; "+
+					"write the index again with a newer version, or, to read %s without it, set format = \"headerless\" and token_dtype = %q",
+					idx.Path, first+n, path, dtype)
 			case !good:
 				return fmt.Errorf("%s: sequence %d begins at byte %d of %s and has %d tokens of %d bytes, but the sequences before and "+
 					"after it lie elsewhere: batchfs serves only sequences that lie one after the other; rewrite them with Megatron-LM's "+
 					"tools/merge_datasets.py", idx.Path, first+n, from, path, length, e.Width)
-			case first+n+1 == e.Sequences && next != size:
+			case isLast && next != size:
 				return fmt.Errorf("%s has %d bytes, but %s says that its last sequence ends at byte %d; do they belong together, and are "+
 					"both complete?", path, size, idx.Path, next)
 			}
