@@ -62,9 +62,10 @@ func TestDoctorOfMounts(t *testing.T) {
 	m := e2e.Mount(t, "-c", config)
 	keeper := m.Cmd.Process.Pid
 	healthy := fmt.Sprintf("ok   mountpoint: %s is mounted, served by process ", m.Dir)
-	e2e.AwaitDoctor(t, m.Dir, healthy)
+	log := fmt.Sprintf("ok   log: standard error of process %d\n", keeper)
+	e2e.AwaitDoctor(t, m.Dir, healthy, log)
 	e2e.NoError(t, syscall.Kill(keeper, syscall.SIGSTOP))
-	e2e.AwaitDoctor(t, m.Dir, fmt.Sprintf("stuck: its supervisor, process %d, is stopped; continue it with: kill -CONT %[1]d", keeper))
+	e2e.AwaitDoctor(t, m.Dir, log, fmt.Sprintf("stuck: its supervisor, process %d, is stopped; continue it with: kill -CONT %[1]d", keeper))
 	e2e.NoError(t, syscall.Kill(keeper, syscall.SIGCONT))
 	e2e.AwaitDoctor(t, m.Dir, healthy)
 
@@ -79,7 +80,7 @@ func TestDoctorOfMounts(t *testing.T) {
 	e2e.NoError(t, syscall.Kill(keeper, syscall.SIGKILL))
 	m.AwaitEnd(t)
 	e2e.Equal(t, "doctor --mounted succeeds on a dead mount", probe(m.Dir) == nil, false)
-	e2e.AwaitDoctor(t, m.Dir, "dead: its supervisor, process "+fmt.Sprint(keeper)+", is gone; unmount it with: batchfs unmount "+m.Dir)
+	e2e.AwaitDoctor(t, m.Dir, "dead: its supervisor, process "+fmt.Sprint(keeper)+", is gone; unmount it with: batchfs unmount "+m.Dir, "ok   log: unknown: ")
 	e2e.Run(t, e2e.PlainBatchfs, "unmount", m.Dir)
 }
 

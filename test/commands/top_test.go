@@ -295,7 +295,8 @@ block_size = 20_000
 	e2e.Equal(t, "the cursors", m.Cursor(t, "train")+m.Cursor(t, "train/start=1"), "01")
 }
 
-// Each mount in the background has its own log.
+// Each mount in the background has its own log. The doctor says where it is, also if the mount is
+// dead.
 func TestLogsOfMounts(t *testing.T) {
 	t.Parallel()
 	config, _ := e2e.SmallConfig(t, 1)
@@ -318,5 +319,13 @@ func TestLogsOfMounts(t *testing.T) {
 		}
 		seen[log] = true
 		e2e.Contains(t, log, string(e2e.Content(t, log)), "mountpoint="+dir)
+		e2e.CheckOutput(t, "ok   log: "+log+"\n", e2e.Batchfs, "doctor", dir)
+
+		pid := regexp.MustCompile(`running in the background, process (\d+), log `).FindStringSubmatch(string(out))[1]
+		e2e.Run(t, "kill", "-KILL", pid)
+		e2e.Await(t, "the doctor to say where the log of the dead mount is", func() (any, bool) {
+			said, _, err := e2e.Try(t, "env", "XDG_STATE_HOME="+state, e2e.Batchfs, "doctor", dir)
+			return said, err != nil && strings.Contains(said, "is dead: ") && strings.Contains(said, "ok   log: "+log+", unless ")
+		})
 	}
 }

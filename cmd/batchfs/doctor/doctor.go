@@ -39,7 +39,8 @@ anything needs a fix. Doctor changes nothing, and never waits for a mount that h
 
 With a configuration, doctor also checks its token files and its mountpoint, or
 MOUNTPOINT. If there is a batchfs mount there, doctor checks that the user who made
-it can read the token files, and that they have not changed since.
+it can read the token files, and that they have not changed since, and says where
+the mount's log is.
 
 With --mounted, doctor checks only the mount at MOUNTPOINT, and fails if nothing is
 mounted there. Use it for liveness and readiness probes, as in Kubernetes.`,
@@ -140,9 +141,13 @@ func (d *doctor) checkAll() {
 		d.check("/dev/fuse", d.device)
 		d.check("permission to mount", d.permissionToMount)
 	}
-	if d.check("mountpoint", d.mountpoint) && d.config.Mountpoint != "" && m != nil {
-		d.mountedSplits()
-		d.check("requests", func() (string, error) { return checkRequests(m) })
+	isWell := d.check("mountpoint", d.mountpoint)
+	if d.config.Mountpoint != "" && m != nil {
+		if isWell {
+			d.mountedSplits()
+			d.check("requests", func() (string, error) { return checkRequests(m) })
+		}
+		d.check("log", func() (string, error) { return describeLog(m), nil })
 	}
 	o := dataset.NewOpener(d.config)
 	for _, s := range d.config.Splits {
@@ -350,6 +355,24 @@ func checkRequests(m *mount.Mounted) (string, error) {
 		return "", errors.New(strings.Join(failing, "; "))
 	}
 	return "none fails for another reason", nil
+}
+
+// describeLog says where the log of a mount is. If the mount is dead, nothing but the default path
+// can be known. It does not touch the mount.
+func describeLog(m *mount.Mounted) string {
+	snapshot, err := dataset.SnapshotOf(m)
+	switch {
+	case err == nil && snapshot.Log != "":
+		return snapshot.Log
+	case err == nil:
+		return fmt.Sprintf("standard error of process %d", m.Supervisor)
+	case errors.Is(err, mount.ErrDead) && os.Geteuid() == m.Owner:
+		path, _ := processes.DefaultLog(m.Mountpoint)
+		if _, err := os.Stat(path); err == nil {
+			return path + ", unless it was mounted with --log or without -d"
+		}
+	}
+	return "unknown: " + err.Error()
 }
 
 // stuckSplits returns an error unless waiting is empty. That map holds how long each sequence has

@@ -180,23 +180,20 @@ func openLog(path string) (*os.File, error) {
 	return file, unix.SetNonblock(int(file.Fd()), false)
 }
 
-// defaultLog returns the path of the log for mount -d without --log. It depends on the mountpoint,
-// as in ~/.local/state/batchfs/mnt-batches.log. The directory is created.
-func defaultLog(mountpoint string) (string, error) {
+// DefaultLog returns the path of the log for mount -d without --log. It depends on the mountpoint,
+// as in ~/.local/state/batchfs/mnt-batches.log.
+func DefaultLog(mountpoint string) (string, error) {
 	state := os.Getenv("XDG_STATE_HOME")
 	if state == "" {
 		home, err := os.UserHomeDir()
 		if err != nil {
-			return "", fmt.Errorf("no directory for the log: %w; name a file with --log", err)
+			return "", err
 		}
 		state = filepath.Join(home, ".local", "state")
 	}
 	dir, err := filepath.Abs(filepath.Join(state, "batchfs"))
-	if err == nil {
-		err = os.MkdirAll(dir, 0o700)
-	}
 	if err != nil {
-		return "", fmt.Errorf("no directory for the log: %w; name a file with --log", err)
+		return "", err
 	}
 	name := strings.ReplaceAll(strings.Trim(mountpoint, "/"), "/", "-")
 	// The name would be too long, or /a-b and /a/b would get the same name.

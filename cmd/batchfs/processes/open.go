@@ -176,13 +176,21 @@ func (f *MountFlags) readConfig(args []string) (raw config.RawConfig, c *config.
 	return raw, c, err
 }
 
-// logPath returns the absolute path of the log, or an empty string for standard error.
+// logPath returns the absolute path of the log, or an empty string for standard error. It creates
+// the directory of the default log.
 func (f *MountFlags) logPath(mountpoint string) (string, error) {
 	switch {
 	case f.logFile != "":
 		return filepath.Abs(f.logFile)
 	case f.background:
-		return defaultLog(mountpoint)
+		path, err := DefaultLog(mountpoint)
+		if err == nil {
+			err = os.MkdirAll(filepath.Dir(path), 0o700)
+		}
+		if err != nil {
+			return "", fmt.Errorf("no directory for the log: %w; name a file with --log", err)
+		}
+		return path, nil
 	}
 	return "", nil
 }
