@@ -39,6 +39,17 @@ func TestReleaseVersion(t *testing.T) {
 	e2e.Contains(t, "standard error of release", stderr, `head it with "## 98.7.6"`)
 }
 
+// The notes of a release are the top section of CHANGELOG.md, and their links to files lead to the
+// repository.
+func TestReleaseNotes(t *testing.T) {
+	t.Parallel()
+	dir := copyOfSource(t, "CHANGELOG.md", "deploy/release/notes")
+	e2e.Write(t, filepath.Join(dir, "CHANGELOG.md"), "# Changes\n\n## 1.2.3\n\nThis [page](docs/a.md#b), [that](https://c.d/e).\n\n## 1.2.2\n\nOld.\n")
+	e2e.Equal(t, "the notes", e2e.Run(t, filepath.Join(dir, "deploy/release/notes"), "https://here/blob/v1.2.3"),
+		"\nThis [page](https://here/blob/v1.2.3/docs/a.md#b), [that](https://c.d/e).\n\n")
+	e2e.Contains(t, "release.yml", e2e.ReadPage(t, ".github/workflows/release.yml"), `deploy/release/notes "$GITHUB_SERVER_URL/$GITHUB_REPOSITORY/blob/$GITHUB_REF_NAME" >notes.md`)
+}
+
 // The wheel, from which releases take the program, its licenses and its list of modules, has the
 // license of each module that is linked into the tested program, and no other.
 func TestLicenses(t *testing.T) {
