@@ -4,10 +4,14 @@ import os
 import sys
 
 from ._errors import Error
-from ._program import program
+from ._program import not_started, program
 
 try:
     path = program()
 except Error as e:
     sys.exit(f"batchfs: {e}")
-os.execv(path, ["batchfs", *sys.argv[1:]])
+try:
+    os.execv(path, ["batchfs", *sys.argv[1:]])
+except OSError as e:
+    e.filename = path
+    sys.exit(f"batchfs: {not_started(e)}")

@@ -20,7 +20,7 @@ from ._descriptor import above_standard
 from ._errors import MountError
 from ._files import FileReader, close_below, hint, reason
 from ._pipe import Piped
-from ._program import Log, parse_report, program, run, unexplained
+from ._program import Log, not_started, parse_report, program, run, unexplained
 from ._ranks import resolve_split
 from ._settings import PathLike, Setting, flags, path_text
 from ._split import Split
@@ -184,7 +184,7 @@ def _start(args: list[str], directory: str) -> tuple[subprocess.Popen[bytes], Lo
                 start_new_session=True,
             )
         except OSError as e:
-            raise MountError(f"the program could not be started: {e}") from e
+            raise MountError(not_started(e)) from e
         try:
             theirs.close()
             report = parse_report(ours.readline()) or unexplained(process, log)

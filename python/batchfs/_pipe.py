@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, SupportsIndex
 from ._batch import HEADER, layouts
 from ._errors import MountError, ReadError
 from ._lock import Locked
-from ._program import Process, run
+from ._program import Process, not_started, run
 from ._ranks import resolve_split
 from ._read import read_rest
 from ._settings import Setting, path_text
@@ -127,7 +127,7 @@ class _Cat:
         try:
             self.running = Process(args, subprocess.PIPE, directory=directory)
         except OSError as e:
-            raise ReadError(f"batchfs cat could not be started: {e}") from e
+            raise ReadError(not_started(e)) from e
         self.process = process = self.running.process
         assert process.stdout is not None
         self.stdout = process.stdout

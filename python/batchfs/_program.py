@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -35,6 +36,16 @@ def program() -> str:
     if path := shutil.which("batchfs"):
         return path
     raise MountError("there is no program batchfs: pip install --force-reinstall batchfs, or set BATCHFS_PROGRAM to its path")
+
+
+def not_started(e: OSError) -> str:
+    """Returns a message for an error that kept the program from starting."""
+    if e.errno == errno.ENOEXEC:
+        return (
+            f"{e.filename} is damaged, or for machines of another kind: here, pip install --force-reinstall batchfs, "
+            "or set BATCHFS_PROGRAM to the path of the right one"
+        )
+    return f"the program could not be started: {e}"
 
 
 class Log(Descriptor):
@@ -118,7 +129,7 @@ def run(*args: str, stdin: bytes = b"", timeout: float | None = None, directory:
     try:
         running = Process(args, subprocess.PIPE, subprocess.PIPE, directory, path)
     except OSError as e:
-        return b"", Report("failed", f"the program could not be started: {e}")
+        return b"", Report("failed", not_started(e))
     with running.process as process:
         try:
             output, _ = process.communicate(stdin, timeout=timeout)

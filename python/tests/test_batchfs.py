@@ -1725,6 +1725,20 @@ class TestErrors(Place):
                 piped.read(k)
         self.assertEqual(piped.read(5).x.shape, (B, T))
 
+    def test_program_for_another_machine(self) -> None:
+        """As in an environment on a file system that machines with other processors share."""
+        foreign = self.script("foreign", "")
+        foreign.write_bytes(b"\x7fELF" + bytes(100))
+        words = f"{foreign} is damaged, or for machines of another kind: here, pip install --force-reinstall batchfs"
+        piped = batchfs.Piped(["-c", self.config]).split("train")
+        with mock.patch.dict(os.environ, {"BATCHFS_PROGRAM": str(foreign)}):
+            for call in (batchfs.mount, batchfs.open):
+                self.failed("failed", words, call, config=self.config)
+            self.assertRaisesRegex(batchfs.ReadError, words, piped.read, 0)
+            ended = subprocess.run([sys.executable, "-m", "batchfs", "version"], cwd=HERE.parents[1], capture_output=True, text=True, timeout=waiting.LIMIT)
+            self.assertEqual((ended.returncode, ended.stderr[:9]), (1, "batchfs: "))
+            self.assertRegex(ended.stderr, words)
+
     def test_names_of_programs(self) -> None:
         """A directory is no program, and a name without a slash is that of a file here, not of one on the PATH."""
         (self.directory / "bin/batchfs").mkdir(parents=True)
