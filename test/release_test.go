@@ -63,6 +63,18 @@ print(sorted(linked ^ {m[1] or "go" for m in licensed}))`, e2e.PlainBatchfs)
 	e2e.Equal(t, "modules that are linked but have no license, or the other way around", differ, "[]\n")
 }
 
+// make builds the program in a clone of another user too, where git refuses to work.
+func TestCloneOfAnotherUser(t *testing.T) {
+	e2e.NeedRoot(t, "only root may give files away")
+	dir := copyOfSource(t)
+	e2e.Run(t, "chown", "-R", fmt.Sprint(e2e.Nobody), dir)
+	t.Setenv("GIT_CONFIG_GLOBAL", "/dev/null") // might trust all directories
+	if e2e.Command(t, "git", "-C", dir, "status").Run() == nil {
+		t.Skip("git works in the clone: it is too old to refuse, or configured not to")
+	}
+	e2e.RunJob(t, "make", "-s", "-C", dir, "--eval", "list: ; @go list -deps -f {{.Dir}} ./cmd/batchfs", "list")
+}
+
 // nfpm makes packages that depend on fuse3. A build before a release has a lower version than the
 // release.
 func TestPackages(t *testing.T) {
