@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable
+from typing import Any
 
 
 class Descriptor:
@@ -16,6 +17,10 @@ class Descriptor:
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if self.fd >= 0:
             close(self.fd)
+
+    def __reduce__(self) -> Any:
+        """Raises TypeError, because a copy would close the descriptor a second time, when another file may have it."""
+        raise TypeError(f"{type(self).__name__} owns a descriptor, and cannot be copied")
 
 
 def above_standard(fd: int) -> int:

@@ -150,6 +150,9 @@ class Mount:
         """Returns the end of the mount's log, or an empty string if the log goes to a file."""
         return self._log.end()
 
+    def __reduce__(self) -> Any:
+        raise TypeError("a mount cannot be copied or pickled: use its splits instead, or call batchfs.split with a path in its mountpoint")
+
     def __enter__(self) -> Mount:
         return self
 

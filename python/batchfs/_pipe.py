@@ -61,6 +61,12 @@ class Piped:
         for reader in self._readers:
             reader.close()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_flags": self._flags, "_directory": self._directory}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _readers=weakref.WeakSet())
+
     def __enter__(self) -> Piped:
         return self
 

@@ -212,6 +212,16 @@ class TestSplit(Case):
             some = [(k, view(batch.y)) for k, batch in train.steps(0, 20) if k % 3]
             self.assertTrue(all(np.array_equal(y, view(train[k].y)) for k, y in some))
 
+    def test_copies_of_mounts(self) -> None:
+        """A mount has one owner. Its splits can be copied, and so can what reads from pipes."""
+        ways: list[Callable[[Any], Any]] = [copy.copy, copy.deepcopy, pickle.dumps]
+        for way in ways:
+            self.assertRaisesRegex(TypeError, "a mount cannot be copied .* use its splits", way, self.m)
+        self.m.log()  # no copy has closed its descriptor
+        for piped in (copy.deepcopy(self.piped), pickle.loads(pickle.dumps(self.piped))):
+            with piped:
+                self.assertTrue(same(piped.split("train")[3], self.m.split("train")[3]))
+
     def test_ranks(self) -> None:
         seen: list[int] = []
         for rank in range(3):
