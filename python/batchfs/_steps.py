@@ -48,23 +48,26 @@ class StepIterator(Locked):
         self._resumed = -1
         self._loops = 0  # the number of loops that this worker has begun
         self._is_again = False  # whether this worker's loop begins again at the start
-        self._limit = self.stop  # 0 in a worker until its loop returns a batch
+        self._limit = self.stop  # 0 in a worker, and in any copy, until its loop returns a batch
         if torch := sys.modules.get("torch"):
             torch.utils.data.IterableDataset.register(StepIterator)  # DataLoader calls isinstance
 
     def __iter__(self: S) -> S:
         """Returns the iterator itself. In one of n workers of PyTorch's DataLoader, it then returns every n-th batch."""
-        worker = worker_info()
         with self.lock:
-            if worker is None:
-                self.worker, self.workers = 0, 1
-                self._begun = self.shared.numbers.begun
-            else:
-                self._begin_in(worker)
-            if self._is_again or (self.step >= self.stop and self.step != self._resumed):
-                self.step = self.start
-            self._iterated = self.step
+            self._begin(worker_info())
         return self
+
+    def _begin(self, worker: Any) -> None:
+        """Begins a loop, in a worker of a DataLoader or, with None, elsewhere. The caller holds the lock."""
+        if worker is None:
+            self.worker, self.workers = 0, 1
+            self._begun = self.shared.numbers.begun
+        else:
+            self._begin_in(worker)
+        if self._is_again or (self.step >= self.stop and self.step != self._resumed):
+            self.step = self.start
+        self._iterated = self.step
 
     def _begin_in(self, worker: Any) -> None:
         """Begins a loop in a worker."""
@@ -85,12 +88,17 @@ class StepIterator(Locked):
         self._limit = 0
         shared.begun += 1
 
-    def _at_limit(self, k: int) -> None:
-        """Raises StopIteration at the end of the range.
+    def _at_limit(self, k: int) -> int:
+        """Raises StopIteration at the end of the range. Before it, returns the number of the next batch, k, or of this worker's first.
 
         A worker also calls it before the first batch of each loop. If that loop begins at the start again although the previous one did
         not end, this method warns or raises Error. `__iter__` cannot, because a StatefulDataLoader loads a state after calling it.
         """
+        # A dataset around these steps may call only next in its workers, which must share the
+        # numbers then, too.
+        if not self._loops and (worker := worker_info()):
+            self._begin(worker)
+            k = self.step + self.worker
         shared = self.shared.numbers
         if self._is_again and self._limit != self.stop:
             if self.stop == MAX_BATCHES:
@@ -113,6 +121,11 @@ class StepIterator(Locked):
         if k >= self.stop:
             self._resumed = -1
             raise StopIteration
+        return k
+
+    def begin_in_child(self) -> None:
+        super().begin_in_child()
+        self._begin_copy()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in super().__getstate__().items() if name != "counter"}
@@ -120,6 +133,11 @@ class StepIterator(Locked):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.counter = self.split.meter.counter(self)
+        self._begin_copy()
+
+    def _begin_copy(self) -> None:
+        if not self._loops:
+            self._limit = 0  # this may be a worker
 
     def __len__(self) -> int:
         """Raises TypeError. Without this method, a DataLoader would not say why it rejects steps made before torch was imported."""
@@ -189,7 +207,7 @@ class Steps(StepIterator, Iterator[tuple[int, Batch[Array]]]):
         try:
             k = self.step + self.worker
             if k >= self._limit:
-                self._at_limit(k)
+                k = self._at_limit(k)
             memory = self._pool.memory()
             self.split.reader.fill(k, memory.buffers)
             self.step += self.workers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, SupportsIndex, TypeVar
+from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
@@ -12,12 +12,10 @@ import torch
 from ._batch import Array, Batch, BatchBuffer, BufferPool, parts, layouts
 from ._errors import Error
 from ._meter import clock
-from ._shared import worker_info
 from ._split import Split
 from ._steps import StepIterator
 
 Tensors = Batch[torch.Tensor]
-S = TypeVar("S", bound="TorchSteps")
 
 from_numpy: Callable[[Array], torch.Tensor] = torch.from_numpy  # pyright: ignore
 
@@ -44,20 +42,20 @@ class TorchSteps(StepIterator, Iterator[tuple[int, Tensors]]):
         self.host = torch.empty(self.bytes, dtype=torch.uint8)
         self.memory = BatchBuffer(split.layouts, self.host.numpy())
 
-    def __iter__(self: S) -> S:
-        if self.device.type != "cpu" and worker_info():
+    def _begin_in(self, worker: Any) -> None:
+        if self.device.type != "cpu":
             raise Error(
                 f"the worker of a DataLoader cannot send batches to {self.device}: read train.torch() without a DataLoader, as it reads ahead "
                 'by itself, or give the DataLoader train.torch("cpu")'
             )
-        return super().__iter__()
+        super()._begin_in(worker)
 
     def __next__(self) -> tuple[int, Tensors]:
         begun = clock()
         with self.lock:
             k = self.step + self.worker
             if k >= self._limit:
-                self._at_limit(k)
+                k = self._at_limit(k)
             self.split.reader.fill(k, self.memory.buffers)
             self.step += self.workers
             tensors = self.send()

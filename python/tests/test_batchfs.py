@@ -893,6 +893,22 @@ class TestProcesses(Case):
             self.assertEqual(steps.state_dict()["step"], 10)
 
     @unittest.skipUnless(has_torch, "no torch")
+    def test_workers_that_call_only_next(self) -> None:
+        """Workers also share the numbers if a dataset around the steps never calls iter in them."""
+
+        class Dataset(dict[int, Any]):
+            def __getitem__(self, k: int) -> Any:
+                return next(steps)
+
+        train = self.m.split("train")
+        for steps in (train.steps(2, 13), iter(train.torch("cpu", 2, 13))):
+            for begin in (2, 9):
+                steps.load_state_dict(train.steps(begin).state_dict())
+                loader = loader_of(Dataset.fromkeys(range(13 - begin)), num_workers=2, multiprocessing_context="fork")
+                self.assertEqual([int(k) for k, _ in read_all(loader)], [*range(begin, 13)])
+                self.assertRaises(batchfs.Error, steps.state_dict)
+
+    @unittest.skipUnless(has_torch, "no torch")
     def test_loops(self) -> None:
         """Any sequence of loops, whole or not, and of loaded states returns the steps that docs/python.md lists, in every form of loop."""
         rng = random.Random(7)
