@@ -22,7 +22,7 @@ from ._files import FileReader, close_below, hint, reason
 from ._pipe import Piped
 from ._program import Log, not_started, parse_report, program, run, unexplained
 from ._ranks import resolve_split
-from ._settings import PathLike, Setting, flags, path_text
+from ._settings import PathLike, Setting, absolute_path, flags, path_text
 from ._split import Split
 from ._state import parse_info
 
@@ -54,9 +54,9 @@ def mount(
     Raises:
         MountError: mounting failed.
     """
-    args = [*flags(data, config, batch, set or {}), *(["--log", path_text("log", log)] if log else [])]
+    args = [*flags(data, config, batch, set or {}), *(["--log", absolute_path("log", log)] if log else [])]
     if mountpoint is not None:
-        return Mount(os.path.abspath(path_text("mountpoint", mountpoint)), False, args)
+        return Mount(absolute_path("mountpoint", mountpoint), False, args)
     try:
         place = os.path.join(tempfile.gettempdir(), f"batchfs-{secrets.token_hex(8)}")
     except OSError as e:
@@ -109,7 +109,7 @@ def split(
         MountError: nothing is mounted there, or a setting is invalid.
         ArgumentError: there are several processes, and nothing says which one this is; or an argument is wrong.
     """
-    found, info = resolve_split(os.path.abspath(path_text("path", path)), rank, world, mesh, settings, _info, is_own=False)
+    found, info = resolve_split(absolute_path("path", path), rank, world, mesh, settings, _info, is_own=False)
     return Split(info, FileReader(found, info))
 
 

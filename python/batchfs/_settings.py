@@ -16,6 +16,7 @@ PathLike: TypeAlias = "str | os.PathLike[str]"
 
 _PATH_KEY = re.compile("[a-z_]+")
 _PATH_VALUE = re.compile("[A-Za-z0-9_.-]+")
+_UNEXPANDED = re.compile(r"^~(/|$)|(^|/)\$([A-Z_][A-Z0-9_]*|\{\w+\})(/|$)")
 
 
 def flags(data: PathLike | None, config: PathLike | None, settings: Mapping[str, Setting], keys: Mapping[str, Setting]) -> list[str]:
@@ -58,6 +59,16 @@ def text(key: str, value: Setting) -> str:
 def path_text(name: str, value: PathLike) -> str:
     """Returns a path as text. Raises ArgumentError if no file can have it."""
     return _without_null(name, os.fsdecode(value))
+
+
+def absolute_path(name: str, value: PathLike) -> str:
+    """Returns a path as absolute text. Raises ArgumentError if it is empty, or has a ~ or a variable, which only a shell expands."""
+    path = path_text(name, value)
+    if not path:
+        raise ArgumentError(f"{name}: the path is empty, perhaps because a variable is not set")
+    if _UNEXPANDED.search(path):
+        raise ArgumentError(f"{name}: ~ and variables are not expanded here: write the path out (got {path!r})")
+    return os.path.abspath(path)
 
 
 def _without_null(name: str, words: str) -> str:

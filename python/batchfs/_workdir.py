@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ._errors import ArgumentError, Error
-from ._settings import PathLike, path_text
+from ._settings import PathLike, absolute_path, path_text
 
 State: TypeAlias = "dict[str, Any]"
 
@@ -151,10 +151,9 @@ def _exists(path: str) -> Error:
 
 
 def absolute(dir: PathLike) -> str:
-    path = path_text("dir", dir)
-    if re.match("[a-z0-9]+://", path):
+    if re.match("[a-z0-9]+://", path := path_text("dir", dir)):
         raise ArgumentError(f"{path}: must be a local directory, because the writer never writes to a store: upload the files when they are complete")
-    return os.path.abspath(path)
+    return absolute_path("dir", path)
 
 
 @contextlib.contextmanager

@@ -1553,6 +1553,11 @@ class TestErrors(Place):
                 m.split("train", rank=3, world=3)
         with self.assertRaisesRegex(batchfs.MountError, "no batchfs is mounted there"):
             batchfs.split(self.place / "train")
+        for path, why in (("~/batches", "mountpoint: ~ and variables are not expanded"), ("", "mountpoint: the path is empty")):
+            with self.assertRaisesRegex(batchfs.ArgumentError, why):
+                batchfs.mount(config=self.config, mountpoint=path)
+        with self.assertRaisesRegex(batchfs.ArgumentError, "path: ~ and variables are not expanded"):
+            batchfs.split("~/batches/train")
         with mock.patch.object(tempfile, "tempdir", str(self.directory / "none")):
             with self.assertRaisesRegex(batchfs.MountError, "set TMPDIR"):
                 batchfs.mount(config=self.config)

@@ -318,6 +318,9 @@ class TestRefused(Case):
         self.refused("Not a directory: [^:]*$", lambda: batchfs.writer(self.data, vocab_size=9))
         work.unlink()
         self.refused("upload the files", lambda: batchfs.writer("s3://bucket/data", vocab_size=9))
+        for path, why in (("", "is empty"), ("~", "not expanded"), ("~/data", "not expanded"), ("$HOME/data", "not expanded"), ("/a/${B}", "not expanded")):
+            self.refused(f"dir: .*{why}", lambda: batchfs.writer(path, vocab_size=9), batchfs.ArgumentError)
+            self.refused(f"dir: .*{why}", lambda: batchfs.finish(path), batchfs.ArgumentError)
         for state in ("[]", "{", '{"settings": {}}'):
             work.mkdir(exist_ok=True)
             (work / ".writer.json").write_text(state)
