@@ -11,6 +11,7 @@ import math
 import os
 import re
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Generator
@@ -36,6 +37,7 @@ _DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat
 
 _BUFFER = 8 << 20  # bytes
 _OVERHEAD = 256  # bytes of memory that a document takes in addition to its arrays
+_PROCESSES = "in several processes, give each one its own writer(..., shard=(i, n))"
 _FIRST_CHECKPOINT, _CHECKPOINTS = 1.0, 10.0  # seconds
 
 
@@ -47,7 +49,7 @@ class Writer:
                 out.add(ids, mask=mask)
 
     Unfinished work is in .prepare in the directory. A ``with`` that ends normally completes the files; one that ends with an
-    exception keeps what was added, so that ``resume=True`` continues there. A writer belongs to one thread of one process.
+    exception keeps what was added, so that ``resume=True`` continues there. A writer belongs to one process, whose threads may share it.
 
     Args:
         dir: the directory to write to, which is created if missing. It must not have token files yet.
@@ -86,6 +88,8 @@ class Writer:
         size = self._manifest["vocab_size"]
         self._settings: State = {"vocab_size": size, "tokenizer": hashed, "val": float(val), "shard_tokens": limit, "shards": self._shards}
         self._pid = os.getpid()
+        # Reentrant, because a handler of a signal may close the writer while its thread adds to it.
+        self._lock = threading.RLock()
         self._columns: list[_Column] = []  # empty until the first document
         self._buffered = 0  # bytes
         self._due = time.monotonic() + _FIRST_CHECKPOINT
@@ -158,7 +162,10 @@ class Writer:
             ArgumentError: the document is wrong. Nothing of it was added.
             Error: the files cannot be written.
         """
-        self._check_open()
+        with self._open():
+            self._add(ids, split, arrays)
+
+    def _add(self, ids: Any, split: str | None, arrays: dict[str, Any]) -> None:
         tokens = self._tokens(ids)
         # Processes may name the arrays in another order.
         columns = self._columns or self._all_columns({name: self._element(name, value) for name, value in sorted(arrays.items())})
@@ -185,21 +192,21 @@ class Writer:
         """Completes the files. Without a ``with``, call it at the end."""
         if self._status == "closed":
             return
-        self._check_open()
-        try:
-            with self._writing():
-                self._write()
-            if self._shards is None:
-                check_end(self._work.path, [self._state])
-                check_free(self.directory)
-            with self._writing():
-                if not self._state["moves"]:
-                    self._complete()
+        with self._open():
+            try:
+                with self._writing():
+                    self._write()
                 if self._shards is None:
-                    self._work.publish(self.directory, self._state["moves"])
-            self._release()
-        finally:
-            self._keep()
+                    check_end(self._work.path, [self._state])
+                    check_free(self.directory)
+                with self._writing():
+                    if not self._state["moves"]:
+                        self._complete()
+                    if self._shards is None:
+                        self._work.publish(self.directory, self._state["moves"])
+                self._release()
+            finally:
+                self._keep()
 
     def __enter__(self) -> Writer:
         return self
@@ -214,13 +221,20 @@ class Writer:
         if self._status != "closed" and os.getpid() == self._pid:
             warnings.warn(f"{self.directory}: a writer was not closed: continue with writer(..., resume=True)", ResourceWarning, source=self)
 
-    def _check_open(self) -> None:
+    def __reduce__(self) -> Any:
+        raise TypeError(f"a writer cannot be copied or pickled: {_PROCESSES}")
+
+    @contextlib.contextmanager
+    def _open(self) -> Generator[None]:
+        """Holds the lock of an open writer of this process."""
         if os.getpid() != self._pid:
-            raise Error(f"this writer belongs to process {self._pid}: in several processes, give each one its own writer(..., shard=(i, n))")
-        if self._status == "failed":
-            raise Error(f"{self._work.path}: an earlier write failed or was interrupted: continue with writer(..., resume=True)")
-        if self._status == "closed":
-            raise Error(f"{self.directory}: this writer is closed")
+            raise Error(f"this writer belongs to process {self._pid}: {_PROCESSES}")
+        with self._lock:
+            if self._status == "failed":
+                raise Error(f"{self._work.path}: an earlier write failed or was interrupted: continue with writer(..., resume=True)")
+            if self._status == "closed":
+                raise Error(f"{self.directory}: this writer is closed")
+            yield
 
     @contextlib.contextmanager
     def _writing(self) -> Generator[None]:
@@ -312,15 +326,16 @@ class Writer:
         """Saves a last checkpoint, unless a write failed, and releases the locks."""
         if self._status == "closed" or os.getpid() != self._pid:
             return
-        try:
-            with contextlib.suppress(OSError, Error):
-                if self._status != "failed" and self.documents:
-                    self._write()
-                    self._save()
-                if not os.path.exists(os.path.join(self._work.path, WRITER_STATE)):
-                    self._work.clear()
-        finally:
-            self._release()
+        with self._lock:
+            try:
+                with contextlib.suppress(OSError, Error):
+                    if self._status != "failed" and self.documents:
+                        self._write()
+                        self._save()
+                    if not os.path.exists(os.path.join(self._work.path, WRITER_STATE)):
+                        self._work.clear()
+            finally:
+                self._release()
 
     def _release(self) -> None:
         self._status = "closed"

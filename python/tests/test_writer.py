@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import concurrent.futures
 import contextlib
+import copy
 import errno
 import fcntl
 import importlib
@@ -12,6 +14,7 @@ import io
 import json
 import multiprocessing
 import os
+import pickle
 import random
 import shutil
 import signal
@@ -351,6 +354,30 @@ class TestRefused(Case):
         with mock.patch("batchfs._workdir._lock", prepare):
             self.refused("belongs to an unfinished batchfs prepare", lambda: batchfs.writer(self.data, vocab_size=9, resume=True))
         self.assertEqual([path.name for path in work.iterdir()], [".state.json"])
+
+    def test_threads(self) -> None:
+        """Threads may share a writer: each document is written once, whole."""
+        out = batchfs.writer(self.data, vocab_size=1000)
+        with mock.patch("batchfs._writer._BUFFER", 10_000), concurrent.futures.ThreadPoolExecutor(8) as pool:
+            interval = sys.getswitchinterval()
+            sys.setswitchinterval(1e-6)
+            try:
+                for done in [pool.submit(out.add, [i] * 20) for i in range(1000)]:
+                    done.result()
+            finally:
+                sys.setswitchinterval(interval)
+        out.close()
+        tokens: Any = np.fromfile(self.data / "train.bin", np.uint16)
+        self.assertEqual(sorted(tokens.reshape(-1, 20).tolist()), [[i] * 20 for i in range(1000)])
+        self.assertEqual(out.documents, 1000)
+
+    def test_copies(self) -> None:
+        """A copy of a writer would write to the same files."""
+        out = batchfs.writer(self.data, vocab_size=9)
+        ways: list[Callable[[Any], Any]] = [copy.copy, copy.deepcopy, pickle.dumps]
+        for way in ways:
+            self.assertRaisesRegex(TypeError, r"a writer cannot be copied .* its own writer\(", way, out)
+        out.__exit__(ValueError)
 
     def test_not_closed(self) -> None:
         with self.assertWarnsRegex(ResourceWarning, "was not closed"):
