@@ -219,7 +219,9 @@ class Writer:
 
     def __del__(self) -> None:
         if self._status != "closed" and os.getpid() == self._pid:
-            warnings.warn(f"{self.directory}: a writer was not closed: continue with writer(..., resume=True)", ResourceWarning, source=self)
+            # Not a ResourceWarning, which Python does not show: documents are lost.
+            why = "a writer was not closed, so its files are incomplete: close it at the end, and continue with writer(..., resume=True)"
+            warnings.warn(f"{self.directory}: {why}", RuntimeWarning, source=self)
 
     def __reduce__(self) -> Any:
         raise TypeError(f"a writer cannot be copied or pickled: {_PROCESSES}")

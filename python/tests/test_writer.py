@@ -380,7 +380,7 @@ class TestRefused(Case):
         out.__exit__(ValueError)
 
     def test_not_closed(self) -> None:
-        with self.assertWarnsRegex(ResourceWarning, "was not closed"):
+        with self.assertWarnsRegex(RuntimeWarning, "was not closed, so its files are incomplete"):
             batchfs.writer(self.data, vocab_size=9)
 
     def test_interrupted_save(self) -> None:
