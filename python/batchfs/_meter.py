@@ -29,7 +29,8 @@ class Counter(Locked):
 
     def __init__(self, meter: Meter, owner: object) -> None:
         super().__init__()
-        self._meter = meter
+        # Weak, so that a split that is dropped closes its descriptors at once.
+        self._meter: Meter = weakref.proxy(meter)
         # _HELD as a number of batches. A row's source takes two bytes.
         self._max_held = max(1, _HELD // (2 * meter.batch_size))
         self.owner = weakref.ref(owner)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import gc
 import importlib
 import importlib.util
 import itertools
@@ -211,6 +212,18 @@ class TestSplit(Case):
         for view in views:  # each keeps the memory of its batch in use
             some = [(k, view(batch.y)) for k, batch in train.steps(0, 20) if k % 3]
             self.assertTrue(all(np.array_equal(y, view(train[k].y)) for k, y in some))
+
+    def test_dropped_splits(self) -> None:
+        """A split that is dropped closes its descriptors at once. Some trainers disable the garbage collector."""
+        gc.disable()
+        try:
+            before = os.listdir("/proc/self/fd")
+            for train in self.both("train"):
+                self.assertTrue(same(next(train.steps())[1], train[0]))
+                del train
+            self.assertEqual(len(os.listdir("/proc/self/fd")), len(before))
+        finally:
+            gc.enable()
 
     def test_copies_of_mounts(self) -> None:
         """A mount has one owner. Its splits can be copied, and so can what reads from pipes."""
