@@ -112,7 +112,7 @@ class Split(Sequence[Batch[Array]]):
 
     def torch(
         self,
-        device: torch.device | str | None = None,
+        device: torch.device | str | int | None = None,
         start: SupportsIndex = 0,
         stop: SupportsIndex | None = None,
         *,

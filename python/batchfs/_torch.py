@@ -25,9 +25,11 @@ _BITS = {"bfloat16": "int16"}  # NumPy dtypes with the bits of dtypes that it la
 _MASKS = {"uint16": 0xFFFF, "uint32": 0xFFFFFFFF}
 
 
-def steps(split: Split, device: torch.device | str | None, start: SupportsIndex, stop: SupportsIndex | None) -> TorchSteps:
+def steps(split: Split, device: torch.device | str | int | None, start: SupportsIndex, stop: SupportsIndex | None) -> TorchSteps:
     """Returns the iterator for `Split.torch`."""
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(device)
     kinds = {"cuda": CudaSteps, "cpu": CPUSteps}
     return kinds.get(device.type, TorchSteps)(split, device, start, stop)
 
@@ -39,7 +41,7 @@ class TorchSteps(StepIterator, Iterator[tuple[int, Tensors]]):
         super().__init__(split, start, stop)
         self.device = device
         self.bytes = split.layouts[-1].end
-        self.host = torch.empty(self.bytes, dtype=torch.uint8)
+        self.host = torch.empty(self.bytes, dtype=torch.uint8, device="cpu")  # whatever torch.set_default_device says
         self.memory = BatchBuffer(split.layouts, self.host.numpy())
 
     def _begin_in(self, worker: Any) -> None:
@@ -158,6 +160,6 @@ class _Buffer:
     """Pinned memory, and the event that marks the end of its last transfer."""
 
     def __init__(self, split: Split, size: int) -> None:
-        self.host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        self.host = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
         self.memory = BatchBuffer(split.layouts, self.host.numpy())
         self.sent = torch.cuda.Event()

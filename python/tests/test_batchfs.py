@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import errno
 import gc
@@ -1071,6 +1072,11 @@ class TestProcesses(Case):
             self.assertTrue(same(batch, more[k]) if isinstance(batch, dict) else np.array_equal(batch, more[k].y[0, 1:]))
         rows = self.m.split("rows")
         self.assertEqual(next(rows.torch("cpu"))[1].rows.dtype, torch.bfloat16)
+        with torch.device("meta"):  # like torch.set_default_device
+            batch = next(more.torch("cpu"))[1]
+        self.assertTrue(same(batch, more[0]))
+        with contextlib.suppress(RuntimeError, AssertionError):  # there may be no such device
+            self.assertEqual(more.torch(0).device.index, 0)
 
     @unittest.skipUnless(has_torch, "no torch")
     def test_sending(self) -> None:
