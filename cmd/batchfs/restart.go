@@ -52,7 +52,7 @@ terminal, which ends the mount, or does nothing with nohup.`,
 func restart(m *mount.Mounted) (worker int64, err error) {
 	shared, err := m.State()
 	if err != nil {
-		return 0, fmt.Errorf("%s: %w", m.Mountpoint, err)
+		return 0, err
 	}
 	defer shared.Close()
 	if err := m.CheckRunning(); err != nil {

@@ -72,7 +72,7 @@ func unmount(m *mount.Mounted, path string, force bool) error {
 	}
 	dead := m.IsDead()
 	if err != nil && !errors.Is(err, mount.ErrDead) && !dead {
-		return fmt.Errorf("%s: %w", path, err)
+		return err
 	}
 	force = force || dead
 	err = m.Unmount(false)
@@ -100,7 +100,7 @@ func unmount(m *mount.Mounted, path string, force bool) error {
 func endHandedOver(out io.Writer, m *mount.Mounted, force bool) error {
 	supervisor, err := m.Pidfd()
 	if err != nil {
-		return fmt.Errorf("%s: %w", m.Mountpoint, err)
+		return err
 	}
 	if err := m.CheckRunning(); err != nil {
 		return err

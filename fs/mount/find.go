@@ -151,9 +151,17 @@ var ErrElsewhere = errors.New("the supervisor of the mount is in another PID nam
 // mounted and hold the shared memory of a mount.
 func (m *Mounted) CheckAlive() error {
 	if err := m.verify(); !errors.Is(err, os.ErrPermission) {
-		return err
+		return m.named(err)
 	}
 	return nil
+}
+
+// named adds the mountpoint to an error, unless it is nil.
+func (m *Mounted) named(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", m.Mountpoint, err)
 }
 
 // verify is like CheckAlive, but also fails if this user may not inspect the supervisor.
@@ -213,11 +221,11 @@ func (m *Mounted) Signal(sig syscall.Signal) error {
 func (m *Mounted) Pidfd() (int, error) {
 	fd, err := unix.PidfdOpen(m.Supervisor, 0)
 	if err != nil {
-		return -1, cmp.Or(m.verify(), ErrDead)
+		return -1, m.named(cmp.Or(m.verify(), ErrDead))
 	}
 	if err := m.verify(); err != nil { // after PidfdOpen, because ids are reused
 		unix.Close(fd)
-		return -1, err
+		return -1, m.named(err)
 	}
 	return fd, nil
 }
@@ -291,9 +299,10 @@ func (m *Mounted) usesBy(proc string) (all []string) {
 // mounted may do so.
 func (m *Mounted) State() (*state.Shared, error) {
 	if err := m.verify(); err != nil {
-		return nil, err
+		return nil, m.named(err)
 	}
-	return m.mapState()
+	shared, err := m.mapState()
+	return shared, m.named(err)
 }
 
 func (m *Mounted) mapState() (*state.Shared, error) {
@@ -317,7 +326,7 @@ func (m *Mounted) Snapshot() (*os.File, error) {
 		inode := shared.Snapshot.Load()
 		file, err := m.openMemfd("batchfs-snapshot", os.O_RDONLY, func(memfd *os.File) bool { return inode == 0 || inodeOf(memfd) == inode })
 		if err == nil || shared.Snapshot.Load() == inode {
-			return file, err
+			return file, m.named(err)
 		}
 		// The snapshot has just been replaced by another one.
 	}

@@ -112,8 +112,8 @@ func TestForgedSource(t *testing.T) {
 		_, pidfd := forged.Pidfd()
 		_, mapping := forged.State()
 		for i, err := range []error{forged.CheckAlive(), pidfd, mapping, forged.Signal(unix.SIGTERM)} {
-			if !errors.Is(err, test.want) {
-				t.Errorf("%s, %d: %v, want %v", name, i, err, test.want)
+			if !errors.Is(err, test.want) || !strings.HasPrefix(err.Error(), m.Mountpoint+": ") {
+				t.Errorf("%s, %d: %v, want the mountpoint and %v", name, i, err, test.want)
 			}
 		}
 	}

@@ -232,7 +232,7 @@ func (s *Snapshot) find(split string) *splitSnapshot {
 func SnapshotOf(m *mount.Mounted) (*Snapshot, error) {
 	file, err := m.Snapshot()
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", m.Mountpoint, err)
+		return nil, err
 	}
 	defer file.Close()
 	snapshot, err := ReadSnapshot(file)

@@ -276,7 +276,7 @@ func lacksAccess(m *mount.Mounted, err error) bool {
 func Diagnose(m *mount.Mounted) (string, error) {
 	err := m.CheckAlive()
 	if errors.Is(err, mount.ErrElsewhere) && !m.IsDead() {
-		return fmt.Sprintf("%s is mounted; %v", m.Mountpoint, err), nil
+		return fmt.Sprintf("%s is mounted; %v", m.Mountpoint, mount.ErrElsewhere), nil
 	}
 	if err != nil {
 		return "", fmt.Errorf("%s is dead: its supervisor, process %d, is gone; unmount it with: batchfs unmount %s", m.Mountpoint, m.Supervisor, printable.ShellArg(m.Mountpoint))
@@ -297,7 +297,7 @@ func Diagnose(m *mount.Mounted) (string, error) {
 		return fmt.Sprintf("%s is mounted; only user %d, who mounted it, and root can see more", m.Mountpoint, m.Owner), nil
 	}
 	if err != nil {
-		return "", fmt.Errorf("%s is mounted: %w", m.Mountpoint, err)
+		return "", err
 	}
 	defer shared.Close()
 	detail, err := describeWorker(m.Mountpoint, shared)
