@@ -98,8 +98,7 @@ func (b *BatchList) Read(dst []byte, k uint64, off int64) error {
 		return err
 	}
 	lastRow := b.Sequence.ScheduleRow(last, b.Sequence.BatchSize-1)
-	// If lastRow is math.MaxUint64, the sum is 0.
-	b.furthest().Record(max(lastRow, lastRow+1), b.spec.Name, last)
+	b.furthest().Record(rowsThrough(lastRow), b.spec.Name, last)
 	if b.prefetcher != nil {
 		if set := b.workingSet(); set != nil {
 			set.Touch()
@@ -108,6 +107,9 @@ func (b *BatchList) Read(dst []byte, k uint64, off int64) error {
 	}
 	return b.Sequence.Read(dst, k, off)
 }
+
+// rowsThrough returns the number of rows up to and including row, at most math.MaxUint64.
+func rowsThrough(row uint64) uint64 { return max(row, row+1) } // row+1 may be 0
 
 // CheckEnd returns an error, which matches syscall.ENODATA, if the sequence ends before batch k.
 func (d *Dataset) CheckEnd(k uint64) error {

@@ -19,9 +19,7 @@ import (
 func (d *Dataset) Continues(identity string, k uint64) bool {
 	// Rows are numbered within the share of a host.
 	rows := uint64(d.Sequence.BatchSize * d.Sequence.World / d.Sequence.Hosts())
-	last := k*rows + rows - 1
-	// If last is math.MaxUint64, the sum is 0.
-	return continues(identity, d.Identity(), max(last, last+1))
+	return continues(identity, d.Identity(), rowsThrough(k*rows+rows-1))
 }
 
 // continues reports whether the sequences with two identities have the same batches up to a row of
