@@ -19,6 +19,7 @@ from ._read import read_rest
 from ._state import differences, parse_info
 
 _DESCRIBE_LIMIT = 10.0  # seconds
+_OPEN_TRIES = 3
 
 _GONE = "the supervisor of the mount is gone. Mount again: batches are the same by number"
 _HINTS = {
@@ -51,7 +52,7 @@ class FileReader:
             except OSError as e:
                 raise ReadError(self._describe(k, e)) from e
             if k >= self.max_steps:
-                raise ReadError(f"there is no batch {k}: a file can hold {self.max_steps} batches of this size")
+                raise ReadError(f"batch {k} of {self.path} is beyond the end of sequence.bin, which can hold {self.max_steps} batches of this size: read batch/{k}")
         try:
             file, at = self.file or self._open(k), k * self.size
             done = os.preadv(file.fd, buffers, at)
@@ -83,17 +84,22 @@ class FileReader:
         # path at any time.
         directory = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            self._compare(directory, k + 1)
-            if k >= self.max_steps:  # a restart has made the sequence shorter
-                # This fails, and status.json says why.
-                os.close(os.open(f"batch/{k}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory))
-            try:
-                self.file = file = _File(directory, self.max_steps * self.size)
-            except FileNotFoundError as e:
-                raise ReadError(f"{self.path} has no sequence.bin, so another version of batchfs made the mount: unmount it, and mount again") from e
+            for _ in range(_OPEN_TRIES):
+                self._compare(directory, k + 1)
+                if k >= self.max_steps:  # a restart has made the sequence shorter
+                    # This fails, and status.json says why.
+                    os.close(os.open(f"batch/{k}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory))
+                try:
+                    file = _File(directory)
+                except FileNotFoundError as e:
+                    raise ReadError(f"{self.path} has no sequence.bin, so another version of batchfs made the mount: unmount it, and mount again") from e
+                if os.fstat(file.fd).st_size == self.max_steps * self.size:
+                    self.file = file
+                    return file
+                # A restart has changed the length of the sequence in between.
+            raise OSError(errno.ESTALE, "sequence.bin has another size than info.json says")
         finally:
             os.close(directory)
-        return file
 
     def _compare(self, directory: int, batches: int) -> None:
         """Raises ReadError unless the directory, an open descriptor, has the first batches of the sequence that info describes."""
@@ -161,12 +167,10 @@ def close_below(directory: str) -> None:
 
 
 class _File(Descriptor):
-    """An open sequence.bin of size bytes."""
+    """An open sequence.bin."""
 
-    def __init__(self, directory: int, size: int) -> None:
+    def __init__(self, directory: int) -> None:
         self.fd = os.open("sequence.bin", os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
-        if os.fstat(self.fd).st_size != size:
-            raise OSError(errno.ESTALE, "sequence.bin has another size than info.json says")
 
 
 def reason(path: str) -> Report | None:

@@ -16,6 +16,8 @@ from typing import NamedTuple, cast
 from ._descriptor import Descriptor, above_standard
 from ._errors import MountError
 
+_KILL_LIMIT = 1.0  # seconds
+
 
 def program() -> str:
     """Returns the path of the batchfs program: BATCHFS_PROGRAM, the one installed with this package, or the first on the PATH.
@@ -130,11 +132,16 @@ def run(*args: str, stdin: bytes = b"", timeout: float | None = None, directory:
         running = Process(args, subprocess.PIPE, subprocess.PIPE, directory, path)
     except OSError as e:
         return b"", Report("failed", not_started(e))
-    with running.process as process:
-        try:
-            output, _ = process.communicate(stdin, timeout=timeout)
-        except subprocess.TimeoutExpired:
-            return b"", Report("failed", f"batchfs {args[0]} did not respond within {timeout} seconds")
-        finally:
-            process.kill()
+    process = running.process
+    try:
+        output, _ = process.communicate(stdin, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        return b"", Report("failed", f"batchfs {args[0]} did not respond within {timeout} seconds")
+    finally:
+        process.kill()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it may wait for a disk
+            process.wait(_KILL_LIMIT)
     return output, running.failure()

@@ -42,17 +42,20 @@ class Split(Sequence[Batch[Array]]):
     Attributes:
         info: the content of info.json: tokens, shapes, order, seed, files and more.
         names: the names of a batch's arrays, x and y first.
-        fingerprint: the fingerprint of the tokens, 32 hexadecimal digits.
     """
 
     def __init__(self, info: dict[str, Any], reader: Reader, owner: object = None) -> None:
         self.info = info
         self.names: list[str] = [a["name"] for a in info["arrays"]]
-        self.fingerprint: str = info["fingerprint"]
         self.layouts = layouts(info)
         self.reader = reader
         self.meter = Meter(info)
         self._owner = owner  # keeps the mount alive while its splits are in use
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the tokens, 32 hexadecimal digits. A restart that adds a source changes it."""
+        return self.info["fingerprint"]
 
     def __len__(self) -> int:
         return int(self.info["steps"])
@@ -151,6 +154,7 @@ class Split(Sequence[Batch[Array]]):
 
     def close(self) -> None:
         """Closes open files. Reading opens them again."""
+        # This compares the open file with the mount, so it comes first.
         self.reader.refresh(self.meter.last + 1)
         self.reader.close()
 

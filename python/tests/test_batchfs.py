@@ -185,7 +185,7 @@ class TestSplit(Case):
                 for k in (0, most - 1):
                     self.assertTrue(same(mounted.read(k), piped.read(k)), k)
                 if most < 2**40:
-                    self.assertRaisesRegex(batchfs.ReadError, f"a file can hold {most} batches", lambda: mounted.read(most))
+                    self.assertRaisesRegex(batchfs.ReadError, f"sequence.bin, which can hold {most} batches", lambda: mounted.read(most))
 
     def test_sequence(self) -> None:
         for train in self.both("train"):
@@ -1454,6 +1454,20 @@ class TestSameSequence(Place):
             longer = piped.info["max_steps"]
             self.assertRaisesRegex(batchfs.ReadError, f"batch {longer} of .*: no batch is left", train.read, longer)
             self.assertEqual(next(steps)[0], end)
+
+    def test_added_source(self) -> None:
+        """The fingerprint of a split changes with a restart that adds a source."""
+        config = self.directory / "data/stages.toml"
+        write_stages(config, 300 * B)
+        with batchfs.mount(config=config) as m:
+            train = m.split("train")
+            train.read(0)
+            before = train.fingerprint
+            config.write_text(config.read_text() + '[[splits.train.sources]]\nname = "c"\ntokens = "train.bin"\n')
+            self.assertIsNone(run("restart", m.mountpoint, timeout=waiting.LIMIT)[1])
+            train.close()  # reads info.json again
+            self.assertEqual(train.fingerprint, m.split("train").fingerprint)
+            self.assertNotEqual(train.fingerprint, before)
 
     def test_shorter_sequence(self) -> None:
         """If a restart has made a sequence shorter, reads beyond its end say so, whether or not a file was open."""
