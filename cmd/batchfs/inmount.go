@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/dataset"
@@ -57,11 +58,33 @@ func openRecorded(flags *config.Flags, path string) (b *dataset.BatchList, read 
 	b = d.BatchList(shared)
 	return b, func(dst []byte, k uint64, off int64) error {
 		err := b.Read(dst, k, off)
-		if shared.ScheduleGeneration() != in.snapshot.Generation {
+		if !keepsSchedule(in.snapshot.Generation, shared.ScheduleGeneration, in.generation) {
 			err = fmt.Errorf("%s: batchfs restart has changed the schedule of the mount; start again to continue with the new one", path)
 		}
 		return err
 	}, shared.Close, nil
+}
+
+// keepsSchedule reports whether a mount still has the schedules of a generation. now returns that
+// of the last worker, and adopted that of the supervisor's snapshot. A new worker sets the next
+// generation before it checks which rows were read, so keepsSchedule then waits until the snapshot
+// has another generation, too, or until the next worker has set the old one again.
+func keepsSchedule(generation uint64, now func() uint64, adopted func() (uint64, error)) bool {
+	const limit = time.Minute
+	for end := time.Now().Add(limit); now() != generation; time.Sleep(time.Millisecond) {
+		if g, err := adopted(); err != nil || g != generation || time.Now().After(end) {
+			return false
+		}
+	}
+	return true
+}
+
+func (in *splitMount) generation() (uint64, error) {
+	s, err := dataset.SnapshotOf(in.Mounted)
+	if err != nil {
+		return 0, err
+	}
+	return s.Generation, nil
 }
 
 // configOf returns the configuration from flags, which must have the split that path names.
