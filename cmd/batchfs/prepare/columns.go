@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	"batchfs/cmd/batchfs/prepare/field"
-	"batchfs/cmd/batchfs/prepare/input"
 )
 
 // A column is a part of the schema of a file of rows.
@@ -81,18 +80,6 @@ func (c *column) leaves() (all []*column) {
 	}
 	return all
 }
-
-// rowsAreTexts reports whether nothing but a text is read from each row. Otherwise, rows become
-// lines of JSON.
-func (e *encoding) rowsAreTexts() bool { return e.hasOneText() && e.id == nil }
-
-// isJSON reports whether pieces of inputs in a format are lines of JSON, or rows that became JSON.
-func (e *encoding) isJSON(format input.Format) bool {
-	return format == input.JSONL || format.HasRows() && !e.rowsAreTexts()
-}
-
-// hasOneText reports whether a single field leads to the text of each line or row.
-func (e *encoding) hasOneText() bool { return !e.ids && !e.masked && !e.fields[0].InList() }
 
 // selectColumns removes the columns of a schema that the fields do not need: all but those with
 // their texts, or with the first list on the way to these.

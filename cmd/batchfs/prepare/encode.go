@@ -128,8 +128,8 @@ func (w *encodeWorker) encodeLines(ch *chunk, piece *textPiece) error {
 	return nil
 }
 
-// jsonLines yields each line of a piece that is not blank, as JSON: NaN and the infinities are
-// replaced by null. If the piece is a row of another format, the only line is the JSON of that row.
+// jsonLines yields each line of a piece that is not blank. They are JSON after replaceNaN. If the
+// piece is a row of another format, the only line is the JSON of that row.
 func (p *textPiece) jsonLines() iter.Seq2[place, []byte] {
 	return func(yield func(place, []byte) bool) {
 		if p.in.Format != input.JSONL {
@@ -140,7 +140,7 @@ func (p *textPiece) jsonLines() iter.Seq2[place, []byte] {
 		for line := range bytes.Lines(p.text) {
 			at.number++
 			line = bytes.TrimPrefix(line, byteOrderMark) // concatenated files have one each
-			if len(bytes.TrimSpace(line)) > 0 && !yield(at, replaceNaN(line)) {
+			if len(bytes.TrimSpace(line)) > 0 && !yield(at, line) {
 				return
 			}
 		}
@@ -161,6 +161,7 @@ func (w *encodeWorker) encodeLine(ch *chunk, in *input.File, at place, line []by
 			return fmt.Errorf("not valid UTF-8 at byte %d: convert it to UTF-8, or use --invalid replace or skip", firstInvalid(line))
 		}
 	}
+	line = replaceNaN(line)
 	ch.notes.Lines++
 	encode := w.encodeLineTexts
 	if w.encoding.ids {

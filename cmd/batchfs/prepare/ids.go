@@ -92,7 +92,7 @@ func (p *plan) lookIntoChunk(ch *chunk, looked *int) error {
 			continue
 		}
 		for at, line := range piece.jsonLines() {
-			row, err := p.encoding.fields[0].IDRow(line)
+			row, err := p.encoding.fields[0].IDRow(replaceNaN(line))
 			hasIDs := false
 			if err == nil {
 				var ids []int64

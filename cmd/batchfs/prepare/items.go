@@ -162,7 +162,7 @@ func (w *encodeWorker) visitItems(piece *textPiece, visit func(at place, texts [
 	case w.encoding.isJSON(format):
 		for at, line := range piece.jsonLines() {
 			valid, _ := w.encoding.toValidUTF8(line)
-			texts, _, err := w.finder.Texts(valid)
+			texts, _, err := w.finder.Texts(replaceNaN(valid))
 			if err != nil {
 				return fmt.Errorf("%s: %s: %w", piece.in.Name(), at, err)
 			}

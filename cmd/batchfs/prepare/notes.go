@@ -20,8 +20,8 @@ type notes struct {
 	Empty   vocabulary.LeftOut `json:"empty"`
 	// Replaced counts documents in which U+FFFD replaced invalid bytes.
 	Replaced replaced `json:"replaced"`
-	// Unusable counts lines and rows without text, keyed by what is wrong with them. Lines counts
-	// all lines of JSON, read or made from rows, except those that are not UTF-8.
+	// Unusable counts lines and rows that cannot be used, keyed by what is wrong with them. Lines
+	// counts all lines of JSON, read or made from rows, except those that are not UTF-8.
 	Unusable map[string]vocabulary.LeftOut `json:"unusable,omitempty"`
 	Lines    int64                         `json:"lines,omitempty"`
 	// Special counts names of special tokens that were encoded as ordinary text.
@@ -82,7 +82,7 @@ const (
 	minLines    = 10_000
 )
 
-// addUnusable counts a line or row without text.
+// addUnusable counts a line or row that cannot be used.
 func (n *notes) addUnusable(kind, location string) { n.countUnusable(kind, 1, location) }
 
 func (n *notes) countUnusable(kind string, lines int64, first string) {

@@ -175,6 +175,18 @@ type encoding struct {
 	nameStarts     []*nameStart // beginnings of the names of special tokens to count
 }
 
+// rowsAreTexts reports whether nothing but a text is read from each row. Otherwise, rows become
+// lines of JSON.
+func (e *encoding) rowsAreTexts() bool { return e.hasOneText() && e.id == nil }
+
+// isJSON reports whether pieces of inputs in a format are lines of JSON, or rows that became JSON.
+func (e *encoding) isJSON(format input.Format) bool {
+	return format == input.JSONL || format.HasRows() && !e.rowsAreTexts()
+}
+
+// hasOneText reports whether a single field leads to the text of each line or row.
+func (e *encoding) hasOneText() bool { return !e.ids && !e.masked && !e.fields[0].InList() }
+
 // newEncoding returns the encoding that the settings ask for. If content is not nil, it is that of
 // the file that --by names.
 func newEncoding(s *settings, content []byte) (e encoding, err error) {

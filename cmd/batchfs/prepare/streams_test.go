@@ -419,10 +419,11 @@ func TestPrepareOldLZ4(t *testing.T) {
 func TestPrepareInvalid(t *testing.T) {
 	useSmallChunks(t, 4<<10, 1<<20)
 	bad := strings.Repeat("é", 1<<14) + "\xff\xe6b"
-	writeFilesHere(t, map[string]string{"a": bad, "a.jsonl": "{}\n{\"text\": \"\xff\"}\n", "b.jsonl": "{\"text\": \"\xff\xffb\"}\n", "a.parquet": parquetOf(t, []string{"a", "b\xff"})})
+	writeFilesHere(t, map[string]string{"a": bad, "a.jsonl": "{}\n{\"text\": \"\xff\"}\n", "b.jsonl": "{\"text\": \"\xff\xffb\"}\n", "c.jsonl": "{\"n\": -Infinity, \"text\": \"\xff\"}\n", "a.parquet": parquetOf(t, []string{"a", "b\xff"})})
 	for args, want := range map[string]string{
 		"a":         "a: not valid UTF-8 at byte 32768: convert it to UTF-8, or use --invalid replace",
 		"b.jsonl":   "b.jsonl: line 1: not valid UTF-8 at byte 10: convert it",
+		"c.jsonl":   "c.jsonl: line 1: not valid UTF-8 at byte 26: convert it",
 		"a.parquet": "a.parquet: row 2: not valid UTF-8 at byte 1: ",
 	} {
 		wantError(t, args+" --by pairs --val 0 --out out", want)

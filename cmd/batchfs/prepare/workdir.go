@@ -131,7 +131,7 @@ func (w *workDir) lockOpened() error {
 // files.
 func (w *workDir) keepFiles(err error) error {
 	w.isKept = true
-	return fmt.Errorf("%w; the complete files are in %s", err, w.dir.Name())
+	return fmt.Errorf("%w; the complete files are in %s: move them away before you write to the same DIR again", err, w.dir.Name())
 }
 
 // close removes the working directory unless it has a checkpoint or is kept.
@@ -160,8 +160,8 @@ func (w *workDir) clear() error {
 	return err
 }
 
-// removePublished removes the working directory if it has nothing to move to DIR any more, because
-// its run was killed just before the end.
+// removePublished removes the working directory if it has nothing but a checkpoint of a complete
+// run, which was killed after it had moved all files to DIR.
 func removePublished(out string) {
 	if _, err := os.Lstat(filepath.Join(out, workDirName)); err != nil {
 		return
@@ -172,7 +172,7 @@ func removePublished(out string) {
 	}
 	s, err := w.load()
 	names, namesErr := w.finalNames()
-	w.hasCheckpoint = err != nil || namesErr != nil || s != nil && (!s.Complete || len(names) > 0)
+	w.hasCheckpoint = err != nil || namesErr != nil || len(names) > 0 || s != nil && !s.Complete
 	w.close()
 }
 

@@ -265,19 +265,19 @@ func NewFinder(fields []Field, masked bool) *Finder {
 // Texts returns the texts to which the fields lead, and what was counted on the way, which the next
 // call overwrites. If there are no such texts, names that are separated by dots may be a single
 // key.
-func (d *Finder) Texts(line jsontext.Value) ([]Text, *Counts, error) {
-	texts, err := d.fieldTexts(line, false)
-	if err != nil && d.hasDots {
-		if texts, err := d.fieldTexts(line, true); err == nil {
-			return texts, &d.counts, nil
+func (finder *Finder) Texts(line jsontext.Value) ([]Text, *Counts, error) {
+	texts, err := finder.fieldTexts(line, false)
+	if err != nil && finder.hasDots {
+		if texts, err := finder.fieldTexts(line, true); err == nil {
+			return texts, &finder.counts, nil
 		}
 	}
-	return texts, &d.counts, err
+	return texts, &finder.counts, err
 }
 
-func (d *Finder) fieldTexts(line jsontext.Value, joinNames bool) ([]Text, error) {
-	d.counts, d.joinNames = Counts{}, joinNames
-	return d.appendTexts(nil, line, d.fields, 0)
+func (finder *Finder) fieldTexts(line jsontext.Value, joinNames bool) ([]Text, error) {
+	finder.counts, finder.joinNames = Counts{}, joinNames
+	return finder.appendTexts(nil, line, finder.fields, 0)
 }
 
 // appendTexts appends the texts to which fields lead from value, in the order of the fields. The
@@ -286,10 +286,10 @@ func (d *Finder) fieldTexts(line jsontext.Value, joinNames bool) ([]Text, error)
 // Fields that lead into the same list are evaluated together, element by element. If several fields
 // lead to the same text, the first one whose conditions hold determines the text's mask. If there
 // is none, the mask is 0.
-func (d *Finder) appendTexts(list []Text, value jsontext.Value, fields []Field, depth int) (
+func (finder *Finder) appendTexts(list []Text, value jsontext.Value, fields []Field, depth int) (
 	_ []Text, err error,
 ) {
-	if d.joinNames && value.Kind() == jsontext.KindBeginObject {
+	if finder.joinNames && value.Kind() == jsontext.KindBeginObject {
 		fields = slices.Clone(fields)
 		for i, f := range fields {
 			fields[i] = f.joined(value, depth)
@@ -298,7 +298,7 @@ func (d *Finder) appendTexts(list []Text, value jsontext.Value, fields []Field, 
 	all := fields
 	var other func(name []byte, value jsontext.Value)
 	if depth > 0 && fields[0].path[depth-1].list {
-		other = func(name []byte, value jsontext.Value) { d.countDropped(all, depth, name, value) }
+		other = func(name []byte, value jsontext.Value) { finder.countDropped(all, depth, name, value) }
 	}
 	for len(fields) > 0 && err == nil {
 		n := groupLen(fields, depth)
@@ -306,18 +306,18 @@ func (d *Finder) appendTexts(list []Text, value jsontext.Value, fields []Field, 
 		fields = fields[n:]
 		if depth == len(group[0].path) {
 			var text []byte
-			if text, err = d.textOf(value, group[0]); err == nil {
-				list = append(list, Text{text, d.maskOf(group)})
+			if text, err = finder.textOf(value, group[0]); err == nil {
+				list = append(list, Text{text, finder.maskOf(group)})
 			}
 			continue
 		}
 		if group[0].path[depth].list {
-			list, err = d.appendElementTexts(list, value, group, depth)
+			list, err = finder.appendElementTexts(list, value, group, depth)
 			continue
 		}
 		var inner jsontext.Value
 		if inner, err = group[0].follow(value, depth, other); err == nil {
-			list, err = d.appendTexts(list, inner, group, depth+1)
+			list, err = finder.appendTexts(list, inner, group, depth+1)
 		}
 		other = nil // has counted all members
 	}
@@ -326,7 +326,7 @@ func (d *Finder) appendTexts(list []Text, value jsontext.Value, fields []Field, 
 
 // appendElementTexts appends the texts of list elements. Elements that do not meet a condition are
 // left out with --field, and get mask 0 with --mask.
-func (d *Finder) appendElementTexts(list []Text, value jsontext.Value, group []Field, depth int) (
+func (finder *Finder) appendElementTexts(list []Text, value jsontext.Value, group []Field, depth int) (
 	[]Text, error,
 ) {
 	all, err := elements(value)
@@ -351,13 +351,13 @@ func (d *Finder) appendElementTexts(list []Text, value jsontext.Value, group []F
 			}
 			chosen[i].excluded = chosen[i].excluded || string(actual) != s.value
 		}
-		if !d.masked && chosen[0].excluded {
+		if !finder.masked && chosen[0].excluded {
 			continue
 		}
 		if maskingField(group) >= 0 && maskingField(chosen) < 0 {
-			d.counts.Unnamed.Add(key+"="+string(actual), 1)
+			finder.counts.Unnamed.Add(key+"="+string(actual), 1)
 		}
-		if list, err = d.appendTexts(list, element, chosen, depth+1); err != nil {
+		if list, err = finder.appendTexts(list, element, chosen, depth+1); err != nil {
 			return nil, err
 		}
 	}
@@ -374,13 +374,13 @@ func groupLen(fields []Field, depth int) int {
 	return n
 }
 
-func (d *Finder) maskOf(fields []Field) byte {
+func (finder *Finder) maskOf(fields []Field) byte {
 	i := maskingField(fields)
 	if i < 0 {
 		return 0
 	}
-	if d.masked {
-		d.counts.Matched.Add(fields[i].String(), 1)
+	if finder.masked {
+		finder.counts.Matched.Add(fields[i].String(), 1)
 	}
 	return fields[i].Mask
 }
@@ -392,21 +392,21 @@ func maskingField(fields []Field) int {
 
 // textOf returns the text in a JSON value to which a field leads; null is an empty text. If the
 // Field leads through a list, such as that of a chat, the text may be a list of parts.
-func (d *Finder) textOf(value jsontext.Value, f Field) ([]byte, error) {
+func (finder *Finder) textOf(value jsontext.Value, f Field) ([]byte, error) {
 	switch kind := value.Kind(); {
 	case kind == jsontext.KindNull:
 		return nil, nil
 	case kind == jsontext.KindString:
 		return unquote(make([]byte, 0, len(value)), value), nil
 	case kind == jsontext.KindBeginArray && f.InList():
-		return d.partsText(value, f)
+		return finder.partsText(value, f)
 	}
 	return nil, Unusable(fmt.Sprintf("field %s is not a text", f), " but "+describe(value))
 }
 
 // partsText returns the text in a list of parts, such as [{"type": "text", "text": "Hello"}], and
-// Counts the parts without text as dropped.
-func (d *Finder) partsText(value jsontext.Value, f Field) (text []byte, err error) {
+// counts the parts without text as dropped.
+func (finder *Finder) partsText(value jsontext.Value, f Field) (text []byte, err error) {
 	parts, err := elements(value)
 	if err != nil {
 		return nil, err
@@ -424,7 +424,7 @@ func (d *Finder) partsText(value jsontext.Value, f Field) (text []byte, err erro
 		if inner.Kind() == jsontext.KindString && (kind == nil || strings.HasSuffix(string(literal(kind)), "text")) {
 			text = unquote(text, inner)
 		} else {
-			d.counts.Dropped.Add(fmt.Sprintf("%s[type=%s]", f.path[len(f.path)-1].name, literal(kind)), 1)
+			finder.counts.Dropped.Add(fmt.Sprintf("%s[type=%s]", f.path[len(f.path)-1].name, literal(kind)), 1)
 		}
 	}
 	return text, nil
@@ -432,7 +432,7 @@ func (d *Finder) partsText(value jsontext.Value, f Field) (text []byte, err erro
 
 // countDropped counts a member of a list element, unless it is empty, a field leads to it, or a
 // condition compares it.
-func (d *Finder) countDropped(fields []Field, depth int, name []byte, value jsontext.Value) {
+func (finder *Finder) countDropped(fields []Field, depth int, name []byte, value jsontext.Value) {
 	switch string(value) {
 	case "null", `""`, "[]", "{}":
 		return
@@ -440,11 +440,11 @@ func (d *Finder) countDropped(fields []Field, depth int, name []byte, value json
 	if !slices.ContainsFunc(fields, func(f Field) bool {
 		return f.nextStep(depth).name == string(name) || f.path[depth-1].key == string(name)
 	}) {
-		d.counts.Dropped.Add(string(name), 1)
+		finder.counts.Dropped.Add(string(name), 1)
 	}
 }
 
-// An UnusableError says why a line has no text or ids.
+// An UnusableError says why a line cannot be used.
 type UnusableError struct {
 	Kind string // the same for all lines with this fault, to count them
 	Err  error
