@@ -302,10 +302,8 @@ func (t *tree) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) 
 	return fuse.OK
 }
 
-// cost returns the cost of a request that reads no batch.
-//
-// The cost methods create no Sequence, because the request is not admitted yet. If it does not
-// exist yet, they return an upper bound.
+// cost returns the cost of a request that reads no batch. Like the methods that guard calls to
+// learn what a request costs, it creates no Sequence, because the request is not admitted yet.
 func (t *tree) cost(i inode, checksFiles bool) guard.Cost {
 	c := guard.Cost{Split: t.sequences.splitOf(i.sequence())}
 	if checksFiles {

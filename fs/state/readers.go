@@ -57,15 +57,6 @@ func (r *ReaderStats) HasRead() bool { return r.signedSince.Load() != 0 }
 // Readers returns the readers of all slots ever used. Elements with Sequence 0 are unused.
 func (s *Shared) Readers() []ReaderStats { return s.readers[:min(s.slotsUsed.Load(), MaxHandles)] }
 
-// A ReadTimer measures one request for bytes of next. The zero value does nothing. It belongs to
-// one goroutine.
-type ReadTimer struct {
-	reader        *ReaderStats
-	sequence      *SequenceState
-	began         int64
-	hasReadBefore bool
-}
-
 // beginReader resets the statistics unless they are this reader's.
 func (r *ReaderStats) beginReader(sequence int, thread uint32) {
 	if r.Sequence.Load() == uint64(sequence) && r.Thread.Load() == uint64(thread) {
@@ -77,6 +68,15 @@ func (r *ReaderStats) beginReader(sequence int, thread uint32) {
 	r.signedSince.Store(0)
 	r.Thread.Store(uint64(thread))
 	r.Sequence.Store(uint64(sequence))
+}
+
+// A ReadTimer measures one request for bytes of next. The zero value does nothing. It belongs to
+// one goroutine.
+type ReadTimer struct {
+	reader        *ReaderStats
+	sequence      *SequenceState
+	began         int64
+	hasReadBefore bool
 }
 
 // BeginRead starts the timer of a request. waited is how long it has waited for admission. A resent

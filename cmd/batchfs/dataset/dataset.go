@@ -118,7 +118,7 @@ func (o *Opener) open(s *config.Split, previous [][]*cache.Array, p *FileCounter
 	if err != nil {
 		return nil, err
 	}
-	return o.newDataset(s, f, nil, nil)
+	return o.newDataset(s, f, splitSnapshot{})
 }
 
 // openFiles opens the files of a split, and completes it from vocab.json; see open. known has the
@@ -222,12 +222,11 @@ func openArray(spec ArraySpec, n int, previous []*cache.Array, p *FileCounter) (
 	return cache.Open(spec.Files, spec.Options)
 }
 
-// newDataset binds token files to the settings of a split. To save counting rows, counts may be
-// those of an earlier Dataset of the split, and schedule its schedule; otherwise, they are nil.
-func (o *Opener) newDataset(
-	s *config.Split, f openedFiles, counts []sampler.RowCounts, schedule *sampler.Schedule,
-) (*Dataset, error) {
-	d := &Dataset{openedFiles: f, arrays: slices.Concat(f.sources...), counts: counts, remote: o.Remote, tables: o.Tables}
+// newDataset binds token files to the settings of a split. from has the row counts of an earlier
+// Dataset of the split, which saves counting, its schedule and the settings it was mounted with;
+// all may be nil.
+func (o *Opener) newDataset(s *config.Split, f openedFiles, from splitSnapshot) (*Dataset, error) {
+	d := &Dataset{openedFiles: f, arrays: slices.Concat(f.sources...), counts: from.RowCounts, remote: o.Remote, tables: o.Tables}
 	d.formatsDigest = sync.OnceValue(func() string { return digestFormats(f.sources) })
 	d.sourceFormats = sync.OnceValue(func() (list []string) {
 		for i := range f.sources {
@@ -244,13 +243,13 @@ func (o *Opener) newDataset(
 	for range d.blobs() {
 		d.fileCount++
 	}
-	if err := d.bindSettings(s, schedule); err != nil {
+	if err := d.bindSettings(s, from.Schedule, from.Mounted); err != nil {
 		return nil, fmt.Errorf("splits.%s: %w", s.Name, err)
 	}
 	return d, nil
 }
 
-func (d *Dataset) bindSettings(split *config.Split, schedule *sampler.Schedule) (err error) {
+func (d *Dataset) bindSettings(split *config.Split, schedule *sampler.Schedule, mounted *sampler.Settings) (err error) {
 	s := *split
 	d.Split = &s
 	if s.Expect != "" && d.fingerprint != s.Expect {
@@ -269,6 +268,11 @@ func (d *Dataset) bindSettings(split *config.Split, schedule *sampler.Schedule) 
 		return err
 	}
 	d.counts = d.Sequence.Counts()
+	if mounted != nil {
+		if d.mounted, err = d.newSequence(sourcesIn(mounted), *mounted, nil); err != nil {
+			return err
+		}
+	}
 	s.DType = d.Sequence.DType // instead of native, so that equal settings have the same path
 	return d.countSteps()
 }
@@ -435,7 +439,7 @@ func (d *Dataset) Vocabulary(files []string) (*vocabulary.Vocabulary, error) {
 // Arrays returns the arrays of each source, the main array first.
 func (d *Dataset) Arrays() [][]*cache.Array { return d.sources }
 
-// TryRead checks that batches can be read, by reading the first one, up to 1 MiB.
+// TryRead checks that batches can be read, by reading the one with which next begins, up to 1 MiB.
 func (d *Dataset) TryRead() error {
 	defer d.release()
 	if err := d.CheckEnd(d.Split.Start); err != nil {

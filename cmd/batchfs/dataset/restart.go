@@ -78,7 +78,7 @@ func (s *Snapshot) changeSchedule(split, old *config.Split, o *Opener) error {
 	*data = changed
 	d, err := s.open(split, o) // passes on changed.Mounted
 	if err == nil {
-		err = checkSameArrays(was.Sequence.Batch(), d.Sequence.Batch())
+		err = failure.Config.Wrap(checkSameArrays(was.Sequence.Batch(), d.Sequence.Batch()))
 	}
 	if err == nil {
 		*data = d.snapshot()
@@ -221,18 +221,6 @@ func (d *Dataset) ScheduleSettings() string {
 		delete(settings, "order")
 	}
 	return config.JoinSettings(settings)
-}
-
-// keepSizes makes batches.* and tokens.bin as long as under the settings of the mount, because the
-// kernel and readers remember the sizes of files. mounted is nil if no schedule has changed.
-func (d *Dataset) keepSizes(mounted *sampler.Settings) (err error) {
-	if mounted == nil {
-		return nil
-	}
-	if d.mounted, err = d.newSequence(sourcesIn(mounted), *mounted, nil); err == nil {
-		err = d.countSteps()
-	}
-	return err
 }
 
 // sourcesIn returns the number of sources for which a sequence has settings.

@@ -90,20 +90,21 @@ func TestAddedSource(t *testing.T) {
 func TestShorterSequence(t *testing.T) {
 	t.Chdir(t.TempDir())
 	testfiles.Positions(t, map[string]int{"a.bin": 1000})
-	write := func(maxEpochs int) {
+	write := func(maxEpochs int, steps uint64) {
 		testfiles.Write(t, map[string]string{"config.toml": testfiles.Small + fmt.Sprintf(
-			"[[splits.train.sources]]\nname = 'a'\ntokens = 'a.bin'\nweight = 1\nmax_epochs = %d\n", maxEpochs)})
+			"[splits.train]\nsteps = %d\n[[splits.train.sources]]\nname = 'a'\ntokens = 'a.bin'\nweight = 1\nmax_epochs = %d\n", steps, maxEpochs)})
 	}
-	write(2)
+	write(2, 1)
 	before := mustOpenConfig(t)[0].MaxSteps()
+	write(2, before)
 	s := takeSnapshot(t)
-	write(1)
+	write(1, before)
 	fresh, err := s.ForRestart()
 	must(t, err)
 	d, err := handOver(t, fresh).OpenPath("train")
 	must(t, err)
-	if d.MaxSteps() >= before || d.MaxSteps() != d.Sequence.Batches() {
-		t.Errorf("sequence.bin has %d batches, and had %d", d.MaxSteps(), before)
+	if d.MaxSteps() >= before || d.MaxSteps() != d.Sequence.Batches() || d.Steps != before {
+		t.Errorf("sequence.bin has %d batches, and batches.npy %d; both had %d", d.MaxSteps(), d.Steps, before)
 	}
 	mustWith(t, d, fmt.Sprintf("steps=%d", before))
 	if _, err := d.With(fmt.Sprintf("steps=%d", before+1)); err == nil {

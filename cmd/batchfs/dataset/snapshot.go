@@ -210,12 +210,12 @@ func (s *Snapshot) open(split *config.Split, o *Opener) (*Dataset, error) {
 			f.sources[i] = append(f.sources[i], array)
 		}
 	}
-	d, err := o.newDataset(&withState, f, data.RowCounts, data.Schedule)
+	d, err := o.newDataset(&withState, f, *data)
 	if err != nil {
 		return nil, err
 	}
-	d.Version = data.Version
-	return d, d.keepSizes(data.Mounted)
+	d.Version, d.unleasedFile = data.Version, data.Unleased
+	return d, nil
 }
 
 // find returns the snapshot of a split, or nil.
@@ -243,8 +243,8 @@ func SnapshotOf(m *mount.Mounted) (*Snapshot, error) {
 }
 
 // Readable returns a split as readers of the mount see it now: with the files of the snapshot, or
-// with the current ones if the split follows changes. It checks all files and reads the first
-// batch.
+// with the current ones if the split follows changes. It checks all files and reads the
+// batch with which next begins.
 func (s *Snapshot) Readable(split *config.Split, o *Opener) (*Dataset, error) {
 	d, err := s.open(split, o)
 	if err != nil {
