@@ -1,7 +1,9 @@
 package fs
 
 import (
+	"encoding/hex"
 	"log/slog"
+	"math"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -19,7 +21,7 @@ import (
 
 func TestRequestBuffersAreResident(t *testing.T) {
 	const kernelsMinimum = 8192 // FUSE_MIN_READ_BUFFER
-	server, _ := shakeHands(t, newShared(t))
+	server, _ := shakeHands(t, newShared(t), 0)
 	pool, err := residentBuffers(server)
 	if err != nil {
 		t.Fatal(err)
@@ -59,7 +61,7 @@ func TestUnknownGoFuseVersion(t *testing.T) {
 func TestHandshake(t *testing.T) {
 	shared := newShared(t)
 	for _, maxWrite := range []uint32{maxWrite, 1 << 20} {
-		server, reply := shakeHands(t, shared)
+		server, reply := shakeHands(t, shared, 0)
 		out := initOut(reply)
 		if out.Major != 7 || int(out.MaxPages)*os.Getpagesize() != mount.MaxRequest || out.MaxWrite != maxWrite {
 			t.Errorf("protocol %d, reads of up to %d pages, writes of up to %d bytes", out.Major, out.MaxPages, out.MaxWrite)
@@ -72,15 +74,34 @@ func TestHandshake(t *testing.T) {
 	}
 }
 
-// shakeHands simulates a worker's handshake with the kernel. It returns the server and its reply to
-// INIT.
-func shakeHands(t *testing.T, shared *state.Shared) (*fuse.Server, []byte) {
+// The reply to INIT stays the same: the kernel gets that of the version that mounted, and a worker
+// of another version does not serve if its own differs. If this fails, mend the options of the
+// server instead of the bytes, whatever go-fuse wants by default.
+func TestReplyToInitStays(t *testing.T) {
+	const before = "50000000000000000200000000000000070000001c00000000000200"
+	const after = "ffffffbf0010000000000000000000000000000001000000000000000000000000000000000000000000000000000000"
+	for flags, want := range map[uint32]string{0: "00000040", math.MaxUint32: "25004642"} {
+		_, reply := shakeHands(t, newShared(t), flags)
+		out := initOut(reply)
+		if n := int(out.MaxPages) * os.Getpagesize(); n != 1<<20 {
+			t.Errorf("reads of up to %d bytes, and up to %d in earlier versions", n, 1<<20)
+		}
+		out.MaxPages = 0 // depends on the machine
+		if got, want := hex.EncodeToString(reply), before+want+after; got != want {
+			t.Errorf("the reply to INIT with the flags %#x is\n%s, and in earlier versions\n%s", flags, got, want)
+		}
+	}
+}
+
+// shakeHands simulates a worker's handshake with a kernel that offers features, as the flags of
+// INIT. It returns the server and its reply to INIT.
+func shakeHands(t *testing.T, shared *state.Shared, flags uint32) (*fuse.Server, []byte) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Close(pair[0]); unix.Close(pair[1]) })
-	init := fuse.InitIn{Major: 7, Minor: 40, MaxReadAhead: 1 << 17}
+	init := fuse.InitIn{Major: 7, Minor: 40, MaxReadAhead: 1 << 17, Flags: flags, Flags2: flags}
 	init.Length, init.Opcode, init.Unique = uint32(unsafe.Sizeof(init)), 26, 2
 	if _, err := unix.Write(pair[0], unsafe.Slice((*byte)(unsafe.Pointer(&init)), init.Length)); err != nil {
 		t.Fatal(err)

@@ -40,3 +40,37 @@ func TestInodeIdentifiesFile(t *testing.T) {
 		}
 	}
 }
+
+// Files keep their inode numbers, because the kernel remembers them when another version of the
+// program takes over. If this fails, mend the code instead of the numbers. Only files of new kinds
+// may be added.
+func TestInodeNumbersStay(t *testing.T) {
+	split := countingBatches("train", 100)
+	split.Version, split.MaxSteps = 0x1d, 0x700
+	main := array.Descriptor{DType: array.Uint16, Shape: []int{2, 5}}
+	x, y, mask := main, main, main
+	x.Name, y.Name, mask.Name = "x", "y", "mask"
+	split.Batch = array.NewBatch(2, x, y, mask)
+	tr := newTestTree(t, countingBatches("val", 100), split)
+	seen := map[kind]bool{rootDir: true} // TestInodeIdentifiesFile checks the root
+	for path, want := range map[string]inode{
+		"README": 0x2, "status.json": 0x3, "metrics": 0x4,
+		"val": 0x108, "val/batch/0": 0x10e, "val/batch/1099511627775": 0xffffffffff00010e,
+		"train": 0x208, "train/next": 0x20a, "train/next.npy": 0x20b, "train/next.safetensors": 0x212, "train/cursor": 0x20c, "train/info.json": 0x20d,
+		"train/batch": 0x209, "train/batch/17": 0x110002ae, "train/batch/17.npy": 0x110002af, "train/batch/17.safetensors": 0x110002b3,
+		"train/batch/17.json": 0x110002b4, "train/batch/17.mask.npy": 0x20000000110002b5,
+		"train/batches.bin": 0x1d000210, "train/batches.npy": 0x1d000211, "train/batches.mask.npy": 0x200000001d000216,
+		"train/sequence.bin": 0x6ff0002b8, "train/tokens.bin": 0x1d000217,
+		"train/seed=7": 0x552283752b000308, "train/seed=7/next": 0x30a, "train/seed=7/batch": 0x552283752b000309, "train/seed=7/batch/17": 0x1100030e,
+	} {
+		got := tr.find(path)
+		if seen[got.kind()] = true; got != want {
+			t.Errorf("%s has the inode %#x, and had %#x in earlier versions", path, got, want)
+		}
+	}
+	for _, e := range kindTable {
+		if !seen[e.kind] {
+			t.Errorf("add a file of the new kind %d, whose name is %q, to this test", e.kind, e.name)
+		}
+	}
+}
