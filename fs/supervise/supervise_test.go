@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"batchfs/fs/mount"
 	"batchfs/fs/state"
 	"batchfs/internal/failure"
@@ -39,6 +41,10 @@ func TestMain(m *testing.M) {
 
 // runWorker acts as a worker, but serves no requests. It exits with its supervisor.
 func runWorker(behavior string) {
+	if strings.HasSuffix(behavior, inEarlierVersions) {
+		runEarlierWorker(behavior)
+		return
+	}
 	w, err := ConnectSupervisor()
 	if err != nil {
 		os.Exit(1)
@@ -638,4 +644,110 @@ func TestHandedOverWithoutResend(t *testing.T) {
 	if err := r.await(t); err == nil || !strings.Contains(err.Error(), "cannot remount a mount that was handed over") {
 		t.Errorf("it ended with %v", err)
 	}
+}
+
+const inEarlierVersions = " in earlier versions"
+
+// runEarlierWorker acts as a worker of an earlier version, which knows these descriptors and
+// messages.
+func runEarlierWorker(behavior string) {
+	const connection, memory, socket, snapshot = 3, 4, 5, 6
+	begins := make([]byte, 8)
+	pipe, null := new(unix.Stat_t), new(unix.Stat_t)
+	unix.Pread(memory, begins, 0)
+	unix.Fstat(connection, pipe)
+	unix.Fstat(snapshot, null)
+	if string(begins) != "batchfs\x00" || pipe.Mode&unix.S_IFMT != unix.S_IFIFO || null.Mode&unix.S_IFMT != unix.S_IFCHR {
+		os.Exit(3)
+	}
+	if strings.HasPrefix(behavior, "refuse") {
+		io.WriteString(os.NewFile(socket, "socket"), "refused it does not suit")
+		return
+	}
+	unix.Sendmsg(socket, []byte("snapshot"), unix.UnixRights(memory), nil, 0)
+	unix.Write(socket, []byte("prepared"))
+	replies := map[string]string{"serve": "serving", "ping": "pong"}
+	for {
+		message := make([]byte, 100)
+		n, _ := unix.Read(socket, message)
+		if string(message[:n]) == "go" {
+			return
+		}
+		reply, known := replies[string(message[:n])]
+		if !known {
+			os.Exit(4)
+		}
+		unix.Write(socket, []byte(reply))
+	}
+}
+
+// The supervisor and its workers may be of different versions, so neither the messages nor the
+// descriptors of a worker ever change: if this test or the next one fails, mend the code instead.
+// A new message must be one that the other side need not know.
+func TestWorkerOfAnEarlierVersion(t *testing.T) {
+	r := newTestRun(t, "serve"+inEarlierVersions)
+	before := r.Snapshot
+	r.awaitServing(t)
+	worker := r.worker
+	if r.Snapshot == before {
+		t.Error("its snapshot is not adopted")
+	}
+	noError(t, r.ping())
+	noError(t, r.handleMessage(worker, testwait.For(t, "a pong", worker.messages)))
+	if r.sinceLastPong != 0 {
+		t.Error("its pong is not counted")
+	}
+	noError(t, worker.send(msgLeave))
+	testwait.For(t, "its end", worker.ended)
+	if status := worker.status(); status != 0 {
+		t.Errorf("told to leave, it ends with %v", status)
+	}
+
+	r = newTestRun(t, "refuse"+inEarlierVersions)
+	noError(t, r.appointWorker(false))
+	if err := r.handleMessage(r.worker, testwait.For(t, "a message", r.worker.messages)); fmt.Sprint(err) != "it does not suit" {
+		t.Errorf("its refusal is understood as %v", err)
+	}
+}
+
+// A worker finds its descriptors where a supervisor of an earlier version puts them, and
+// understands it.
+func TestSupervisorOfAnEarlierVersion(t *testing.T) {
+	if fds := []int{connectionFd, sharedFd, socketFd, snapshotFd, ExtraFd}; !slices.Equal(fds, []int{3, 4, 5, 6, 7}) {
+		t.Errorf("the descriptors are %d", fds)
+	}
+	conn, end, err := fdpass.Pair()
+	noError(t, err)
+	supervisor, err := fdpass.Connect(end)
+	noError(t, err)
+	t.Cleanup(func() { supervisor.Close() })
+	supervisor.SetReadDeadline(time.Now().Add(testwait.Limit))
+	memory, shared, err := state.New()
+	noError(t, err)
+	t.Cleanup(func() { memory.Close(); shared.Close() })
+	w := &Worker{Shared: shared, conn: conn}
+	step := func(do func() error, said string) {
+		t.Helper()
+		done := make(chan error, 1)
+		go func() { done <- do() }()
+		message, control := make([]byte, 100), make([]byte, 100)
+		n, rights, _, _, err := supervisor.ReadMsgUnix(message, control)
+		noError(t, err)
+		if string(message[:n]) != said || (rights > 0) != (said == "snapshot") {
+			t.Errorf("it says %q, with %d bytes of descriptors, want %q", message[:n], rights, said)
+		}
+		if said == "prepared" {
+			io.WriteString(supervisor, "serve")
+		}
+		noError(t, testwait.For(t, "the worker", done))
+	}
+	step(func() error { w.Refuse(errors.New("it does not suit")); return nil }, "refused it does not suit")
+	snapshot, err := os.Open("/dev/null")
+	noError(t, err)
+	step(func() error { return w.Publish(snapshot) }, "snapshot")
+	step(w.AwaitPromotion, "prepared")
+	step(w.Serving, "serving")
+	io.WriteString(supervisor, "ping")
+	io.WriteString(supervisor, "go")
+	step(func() error { w.AnswerPings(func() {}); return nil }, "pong")
 }
