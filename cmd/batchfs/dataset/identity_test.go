@@ -261,6 +261,31 @@ func TestContinuesAtTheLastBatch(t *testing.T) {
 	}
 }
 
+// A run continues with the state that an earlier version saved, and saves the same one. If this
+// fails, mend the code instead of the states. A new key must be in addedSettings.
+func TestResumeFromAnEarlierVersion(t *testing.T) {
+	writeIdentityFiles(t)
+	for lines, saved := range map[string]string{
+		shuffle + "\nrank = 1\nworld = 2": `{"arrays":"","batch_size":3,"block_size":4,"bos":-1,"documents":"false","eot":-1,` +
+			`"fingerprint":"30574f3e7d599a1195fbb5d95cdaeb7e","formats":"afbb2fbf088f9db57375832f37360a68","ignore_index":0,"join":"false","layout":"xy",` +
+			`"local_world":1,"mask_targets":"false","order":"shuffle","row":30,"rows":"windows","seed":1337,"shuffle_block":0,"split":"train","step":5,` +
+			`"torch_state":"","version":2,"weights":"","world":2}`,
+		staged: `{"arrays":"","batch_size":3,"block_size":4,"bos":-1,"documents":"false","eot":-1,` +
+			`"fingerprint":"30574f3e7d599a1195fbb5d95cdaeb7e,12fbc91ea748a154ad34039fbe709fb2",` +
+			`"formats":"5d0ee474d7ac902d5cd611eb7b400d61,5d0ee474d7ac902d5cd611eb7b400d61","ignore_index":0,"join":"","layout":"xy",` +
+			`"local_world":1,"mask_targets":"false","order":"random","row":15,"rows":"windows","seed":1337,"shuffle_block":0,"split":"train/","step":5,` +
+			`"torch_state":"","version":2,"weights":"0=1:3,40=0:1","world":1}`,
+	} {
+		d := openSplitWith(t, lines)
+		if r := Resume(parseState(t, []byte(saved)), stateAt(t, d, 0)); r.Malformed != "" || len(r.Differences) > 0 || r.Step != 5 || r.Rest != 0 {
+			t.Errorf("%s: the state of an earlier version resumes as %+v", lines, r)
+		}
+		if now, err := json.Marshal(stateAt(t, d, 5)); err != nil || string(now) != saved {
+			t.Errorf("%s: the state is\n%s, and was in an earlier version\n%s", lines, now, saved)
+		}
+	}
+}
+
 // A state whose numbers cannot be those of a run is rejected, whichever of the two states has them.
 func TestResumeRejects(t *testing.T) {
 	writeIdentityFiles(t)
@@ -287,13 +312,18 @@ func TestResumeRejects(t *testing.T) {
 }
 
 // stateAt returns the state that Python saves before a batch.
-func stateAt(t *testing.T, d *Dataset, step uint64) (s State) {
+func stateAt(t *testing.T, d *Dataset, step uint64) State {
 	t.Helper()
 	q := d.Sequence
 	all := d.rowSettings()
 	maps.Copy(all, map[string]any{"version": 2, "step": step, "row": step * uint64(q.BatchSize*q.World), "batch_size": q.BatchSize, "world": q.World})
 	text, err := json.Marshal(all)
 	must(t, err)
+	return parseState(t, text)
+}
+
+func parseState(t *testing.T, text []byte) (s State) {
+	t.Helper()
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.UseNumber()
 	must(t, decoder.Decode(&s))
