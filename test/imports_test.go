@@ -229,6 +229,34 @@ func TestFilesOnPages(t *testing.T) {
 	}
 }
 
+// Each row of the tables of tests in docs/design.md names tests, which exist.
+func TestTestsOnPages(t *testing.T) {
+	existing := strings.Fields(e2e.Run(t, "grep", "-rohE", `(func |def )[Tt]est\w+`, "..", "--include=*_test.go", "--include=test_*.py"))
+	rows := 0
+	for passage := range strings.SplitSeq(e2e.ReadPage(t, "docs/design.md"), "\n\n") {
+		table := strings.Split(strings.TrimSpace(passage), "\n")
+		if !strings.HasSuffix(table[0], "| tests |") {
+			continue
+		}
+		for _, row := range table[2:] {
+			rows++
+			cells := strings.Split(row, "|")
+			named := regexp.MustCompile("`([Tt]est\\w+)`").FindAllStringSubmatch(cells[len(cells)-2], -1)
+			if len(named) == 0 {
+				t.Errorf("no test is named in the row %s", row)
+			}
+			for _, test := range named {
+				if !slices.Contains(existing, test[1]) {
+					t.Errorf("docs/design.md names %s, which no file defines", test[1])
+				}
+			}
+		}
+	}
+	if rows < 15 {
+		t.Errorf("%d rows were checked, want those of two tables", rows)
+	}
+}
+
 // Package fs uses only two types of the guard around it, and does not call it.
 func TestFilesDoNotCallTheirGuard(t *testing.T) {
 	out := e2e.Run(t, "grep", "-roE", `\bguard\.\w+`, "../fs", "--include=*.go", "--exclude=*_test.go", "--exclude-dir=guard", "--exclude=serve.go")
