@@ -1,6 +1,7 @@
 package state
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -8,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"unsafe"
+
+	"batchfs/internal/failure"
 )
 
 // Handles of the memory in testdata/memory.txt. The kernel knows them, so they never change.
@@ -47,8 +50,8 @@ func makeMemory(t *testing.T) *Shared {
 	s.Init.Set([]byte("INIT"))
 	s.InitReply.Set([]byte("its reply"))
 	s.HandedOver.Set([]byte("a record"))
-	s.LastRestart.Set([]byte("it failed"))
-	s.Restarts.Store(4)
+	s.Restarts.Store(3)
+	s.EndRestart(failure.Config.Wrap(errors.New("it failed")))
 	s.RestartsBegun.Store(5)
 	s.OOMScore.Store(-7)
 	s.SetProgram("v1.2.3")
@@ -161,6 +164,7 @@ func checkMount(s *Shared, check func(what string, got, want any)) {
 	check("INIT and its reply", []string{string(s.Init.Get()), string(s.InitReply.Get())}, "[INIT its reply]")
 	check("the record of a mount that was handed over", s.HandedOver.String(), "a record")
 	check("the last restart", s.LastRestart.String(), "it failed")
+	check("the kind of its error", failure.KindOf(s.RestartError(4)).Name, "config")
 	check("the number of restarts", []uint64{s.Restarts.Load(), s.RestartsBegun.Load()}, "[4 5]")
 	check("oom_score_adj", s.OOMScore.Load(), -7)
 	check("the program", s.Program(), "v1.2.3")

@@ -37,3 +37,17 @@ func TestKindsDiffer(t *testing.T) {
 		t.Error("an unknown name has a kind")
 	}
 }
+
+// Names and statuses stay the same, because scripts use them, and workers end with them for
+// supervisors of other versions. If this fails, mend the code. Only kinds may be added.
+func TestKindsStay(t *testing.T) {
+	kinds := map[string]int{}
+	for _, k := range Kinds {
+		kinds[k.Name] = k.Status
+	}
+	for name, status := range map[string]int{"failed": 1, "usage": 64, "data": 65, "no_fuse": 69, "mountpoint": 73, "busy": 75, "config": 78} {
+		if kinds[name] != status {
+			t.Errorf("the kind %s has the status %d, and had %d in earlier versions", name, kinds[name], status)
+		}
+	}
+}
