@@ -21,7 +21,7 @@ func (c *Cache) Check() error {
 		return nil
 	}
 	err := d.withTimeout(diskTimeout, func() error {
-		root, err := d.open()
+		root, err := d.look()
 		if err == nil {
 			root.Close()
 		}
@@ -33,9 +33,10 @@ func (c *Cache) Check() error {
 	return nil // the cache works without a directory that fails
 }
 
-// open opens the directory, and returns an error if it is not private.
+// open opens the directory and restricts its permissions. It returns an error if the directory is
+// not private.
 func (d *disk) open() (*os.Root, error) {
-	root, err := os.OpenRoot(d.dir)
+	root, err := d.look()
 	if err != nil {
 		return nil, err
 	}
@@ -45,13 +46,26 @@ func (d *disk) open() (*os.Root, error) {
 	self, err := privatedir.Open(root, d.groupWritable)
 	if err != nil {
 		root.Close()
+		return nil, err
+	}
+	self.Close()
+	return root, nil
+}
+
+// look is like open, but changes nothing.
+func (d *disk) look() (*os.Root, error) {
+	root, err := os.OpenRoot(d.dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := privatedir.Check(root, d.groupWritable); err != nil {
+		root.Close()
 		if errors.As(err, new(privatedir.NotPrivateError)) {
 			err = fmt.Errorf("store.cache_dir: %s: %w, and blocks that others wrote are not served: name another directory, "+
 				"or a new one in it, which is then created; store.cache_shared = true is for a directory that a group shares", d.dir, err)
 		}
 		return nil, err
 	}
-	self.Close()
 	return root, nil
 }
 
@@ -154,20 +168,6 @@ func eachFile(root *os.Root, dir string, do func(info fs.FileInfo)) error {
 	return err
 }
 
-// removeUnfinished removes the block that a killed process was writing, unless a process holds the
-// lock and may be writing it.
-func removeUnfinished(root *os.Root) {
-	if _, err := root.Lstat(unfinishedFile); err != nil {
-		return
-	}
-	if lock, err := root.Open("."); err == nil {
-		defer lock.Close()
-		if privatedir.Lock(lock, unix.LOCK_EX|unix.LOCK_NB) == nil {
-			root.RemoveAll(unfinishedFile)
-		}
-	}
-}
-
 // withLock creates the directory if necessary, and calls do while no other process or goroutine
 // changes it. Blocks are written under this lock, so an unfinished block was left by a killed
 // process; withLock removes it.
@@ -175,7 +175,7 @@ func (d *disk) withLock(do func(root *os.Root) error) error {
 	if err := os.MkdirAll(d.dir, 0o755); err != nil {
 		return err
 	}
-	root, err := d.open() // also restricts the permissions
+	root, err := d.open()
 	if err != nil {
 		return err
 	}

@@ -64,7 +64,12 @@ func TestWhoseDirectory(t *testing.T) {
 			o.GroupWritable = test.shared
 			test.make(t, o.Dir)
 			object := s.open(t, o, io.Discard, "a")
+			before, _ := os.Stat(o.Dir)
 			err := object.cache.Check()
+			Usage(o)
+			if after, _ := os.Stat(o.Dir); before != nil && (before.Mode() != after.Mode() || before.ModTime() != after.ModTime()) {
+				t.Errorf("Check and Usage changed the directory from %v to %v", before, after)
+			}
 			if got := fmt.Sprint(err); test.says == "" && err != nil || !strings.Contains(got, test.says) {
 				t.Errorf("the error is %q, want one that says %q", got, test.says)
 			}

@@ -199,8 +199,8 @@ func TestIncompleteID(t *testing.T) {
 	}
 }
 
-// A block that a killed process was writing is removed when the next one is written, and when the
-// directory's usage is asked for.
+// A block that a killed process was writing is removed when the next one is written and when the
+// directory is pruned, but not when its usage is asked for.
 func TestUnfinishedBlock(t *testing.T) {
 	s := newFakeStore(10 * blockBytes)
 	o := options(t, 10)
@@ -209,9 +209,16 @@ func TestUnfinishedBlock(t *testing.T) {
 	unfinished := filepath.Join(o.Dir, unfinishedFile)
 	for what, do := range map[string]func(){
 		"writing a block": func() { must(t, object.Persist(1)) },
-		"Usage":           func() { used(t, o) },
+		"Prune": func() {
+			_, err := Prune(o)
+			must(t, err)
+		},
 	} {
 		must(t, os.WriteFile(unfinished, s.content, 0o600))
+		used(t, o)
+		if _, err := os.Stat(unfinished); err != nil {
+			t.Errorf("an unfinished block after Usage: error %v, want none", err)
+		}
 		do()
 		if _, err := os.Stat(unfinished); !os.IsNotExist(err) {
 			t.Errorf("an unfinished block after %s: error %v, want one that it does not exist", what, err)

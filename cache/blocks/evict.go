@@ -170,10 +170,10 @@ type ObjectUsage struct {
 }
 
 // Usage returns the objects and working sets in the directory, with Stored and Enough set. Sets are
-// in order of their last read, the latest first.
+// in order of their last read, the latest first. Usage changes nothing.
 func Usage(o Options) (objects []ObjectUsage, sets []SavedWorkingSet, err error) {
 	d := &disk{dir: o.Dir, groupWritable: o.GroupWritable}
-	root, err := d.open()
+	root, err := d.look()
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil, nil
 	}
@@ -181,7 +181,6 @@ func Usage(o Options) (objects []ObjectUsage, sets []SavedWorkingSet, err error)
 		return nil, nil, err
 	}
 	defer root.Close()
-	removeUnfinished(root)
 	if objects, err = objectsIn(root, false); err != nil {
 		return nil, nil, err
 	}

@@ -24,10 +24,19 @@ func Mode(group bool) os.FileMode {
 	return 0o700
 }
 
-// Open opens the directory of root itself, for locking. The directory must belong to this process's
-// user, and must not be writable by others. A directory that a group shares may belong to another
-// user, if this process is in its group. If the user owns the directory, Open sets its permissions
-// to Mode. The error is a NotPrivateError if the directory is not private.
+// Check returns a NotPrivateError if the directory of root is not private. The directory must
+// belong to this process's user, and must not be writable by others. A directory that a group
+// shares may belong to another user, if this process is in its group.
+func Check(root *os.Root, group bool) error {
+	info, err := root.Stat(".")
+	if err != nil {
+		return err
+	}
+	return check(info, group)
+}
+
+// Open opens the directory of root itself, for locking. If it is private and the user owns it, Open
+// sets its permissions to Mode. Otherwise, the error is that of Check.
 func Open(root *os.Root, group bool) (*os.File, error) {
 	self, err := root.Open(".")
 	if err != nil {
@@ -45,18 +54,27 @@ func protect(dir *os.File, group bool) error {
 	if err != nil {
 		return err
 	}
-	owner, mode := info.Sys().(*syscall.Stat_t), Mode(group)
+	if err := check(info, group); err != nil {
+		return err
+	}
+	if mode := Mode(group); isOwn(info) && info.Mode()&(os.ModePerm|os.ModeSetgid) != mode {
+		return dir.Chmod(mode)
+	}
+	return nil
+}
+
+func isOwn(info os.FileInfo) bool { return int(info.Sys().(*syscall.Stat_t).Uid) == os.Geteuid() }
+
+func check(info os.FileInfo, group bool) error {
+	owner, own := info.Sys().(*syscall.Stat_t), isOwn(info)
 	groups, _ := os.Getgroups()
-	own := int(owner.Uid) == os.Geteuid()
 	switch {
 	case !own && !group:
 		return NotPrivateError(fmt.Sprintf("belongs to user %d, and this is user %d", owner.Uid, os.Geteuid()))
 	case !own && !slices.Contains(append(groups, os.Getegid()), int(owner.Gid)):
 		return NotPrivateError(fmt.Sprintf("belongs to user %d and group %d, and this is user %d, who is not in that group", owner.Uid, owner.Gid, os.Geteuid()))
-	case info.Mode()&0o022&^mode != 0:
+	case info.Mode()&0o022&^Mode(group) != 0:
 		return NotPrivateError(fmt.Sprintf("others may write to it (its mode is %04o)", info.Mode().Perm()))
-	case own && info.Mode()&(os.ModePerm|os.ModeSetgid) != mode:
-		return dir.Chmod(mode)
 	}
 	return nil
 }

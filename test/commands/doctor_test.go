@@ -13,7 +13,8 @@ import (
 	"batchfs/test/e2e"
 )
 
-// The doctor prints one line for each check, and exits with 1 if something must be fixed.
+// The doctor prints one line for each check, and exits with 1 if something must be fixed. It
+// changes nothing.
 func TestDoctor(t *testing.T) {
 	t.Parallel()
 	e2e.NeedFUSE(t)
@@ -53,6 +54,11 @@ func TestDoctor(t *testing.T) {
 			t.Errorf("%s: error %v, FIX lines for %q, want %q and %q in the output\n%s", test.args, err, fix, test.fix, test.want, out)
 		}
 	}
+	cache := t.TempDir()
+	e2e.Write(t, filepath.Join(cache, "new-block"), "") // left by a killed process
+	before := e2e.Run(t, "ls", "-al", "--full-time", cache)
+	e2e.CheckOutput(t, "ok   block cache: ", e2e.PlainBatchfs, "doctor", "--data", data, "--set", "store.cache_dir="+cache)
+	e2e.Equal(t, "the block cache after the doctor", e2e.Run(t, "ls", "-al", "--full-time", cache), before)
 }
 
 // The doctor distinguishes mounts that serve, are stuck or are dead, and its advice works.
