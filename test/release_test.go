@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -75,30 +76,57 @@ func TestCloneOfAnotherUser(t *testing.T) {
 	e2e.RunJob(t, "make", "-s", "-C", dir, "--eval", "list: ; @go list -deps -f {{.Dir}} ./cmd/batchfs", "list")
 }
 
-// nfpm makes packages that depend on fuse3. A build before a release has a lower version than the
-// release.
-func TestPackages(t *testing.T) {
+// The script release makes all files of a release. In this test, the program is not batchfs, whose
+// build for two architectures takes long. The packages depend on fuse3, and those of a build before
+// a release have a lower version. deploy/release/packages installs and uses the files.
+func TestRelease(t *testing.T) {
 	e2e.SkipIfShort(t)
+	t.Parallel()
 	nfpm := regexp.MustCompile(`(?m)^nfpm=(\S+)$`).FindStringSubmatch(e2e.ReadPage(t, "deploy/release/release"))[1]
 	if _, stderr, err := e2e.TryJob(t, "go", "run", nfpm, "--version"); err != nil {
 		e2e.SkipOrFail(t, "no %s: %v\n%s", nfpm, err, stderr)
 	}
-	dir := t.TempDir()
-	e2e.NoError(t, os.MkdirAll(filepath.Join(dir, "usr/bin"), 0o755))
-	e2e.Write(t, filepath.Join(dir, "usr/bin/batchfs"), "#!/bin/sh\n")
-	for _, packager := range []string{"deb", "rpm"} {
-		cmd := e2e.Job(t, "go", "run", nfpm, "package", "-p", packager, "-t", filepath.Join(dir, "batchfs."+packager))
-		cmd.Dir = "../deploy/release"
-		cmd.Env = append(os.Environ(), "ARCH=amd64", "VERSION=1.2.3~dev0", "TREE="+filepath.Join(dir, "usr"))
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("packaging %s: %v\n%s", packager, err, out)
-		}
+	dir, out := t.TempDir(), filepath.Join(t.TempDir(), "release")
+	program, python := filepath.Join(dir, "program"), e2e.Must(exec.LookPath(e2e.Python))(t)
+	e2e.Write(t, program+".go", "package main\n\nimport _ \"golang.org/x/term\"\n\nfunc main() {}\n")
+	e2e.RunJob(t, "go", "build", "-o", program, program+".go")
+	e2e.WriteScript(t, filepath.Join(dir, "python3"), `#!/bin/sh
+[ "$1" = python/wheel.py ] || exec `+python+` "$@"
+shift
+exec env PYTHONPATH=python PYTHONDONTWRITEBYTECODE=1 `+python+` -c 'import json, shutil, wheel
+def build(arch, version, out):
+    shutil.copy("`+program+`", out)
+    return json.loads(wheel.run("go", "version", "-m", "-json", str(out)))
+wheel.build = build
+wheel.main()' "$@"
+`)
+	e2e.RunJob(t, "env", "PATH="+dir+":"+os.Getenv("PATH"), "../deploy/release/release", out)
+
+	wheel := e2e.Must(filepath.Glob(out + "/*_x86_64.whl"))(t)[0]
+	version := strings.Split(filepath.Base(wheel), "-")[1]
+	packaged := strings.Replace(version, ".dev", "~dev", 1)
+	files := "SHA256SUMS batchfs-VERSION-image.tar.gz "
+	for _, arch := range [][2]string{{"amd64", "x86_64"}, {"arm64", "aarch64"}} {
+		files += strings.NewReplacer("amd64", arch[0], "x86_64", arch[1]).Replace("batchfs-VERSION-linux-amd64.tar.gz batchfs-VERSION-linux-amd64.cdx.json " +
+			"batchfs_PACKAGED_amd64.deb batchfs-PACKAGED-1.x86_64.rpm " + filepath.Base(wheel) + " ")
+	}
+	want := strings.Fields(strings.NewReplacer("VERSION", version, "PACKAGED", packaged).Replace(files))
+	slices.Sort(want)
+	e2e.Equal(t, "files of a release", fmt.Sprint(strings.Fields(e2e.Run(t, "env", "LC_ALL=C", "ls", out))), fmt.Sprint(want))
+	e2e.Run(t, "sh", "-c", `cd "$0" && sha256sum --quiet -c SHA256SUMS`, out)
+	e2e.RunJob(t, "sh", "-c", `cd ../python && BATCHFS_WHEEL=$0 PYTHONDONTWRITEBYTECODE=1 "$1" -m unittest tests.test_wheel.TestWheel.test_files`, wheel, e2e.Python)
+	// deploy/release/packages looks for these when it uses a tarball or a package.
+	used := strings.Fields(regexp.MustCompile(`for file in (.*); do`).FindStringSubmatch(e2e.ReadPage(t, "deploy/release/packages"))[1])
+	tarball := fmt.Sprintf("batchfs-%s-linux-amd64", version)
+	listed := e2e.Run(t, "tar", "-tzf", filepath.Join(out, tarball+".tar.gz"))
+	for _, file := range append(used, "bin/batchfs", "lib/systemd/system/batchfs.service") {
+		e2e.Contains(t, "the tarball", listed, "\n"+tarball+"/"+file+"\n")
 	}
 	if _, err := exec.LookPath("dpkg-deb"); err != nil {
 		t.Skip(err)
 	}
-	fields := e2e.Run(t, "dpkg-deb", "--field", filepath.Join(dir, "batchfs.deb"), "Version", "Depends")
-	e2e.Equal(t, "fields of the Debian package", fields, "Version: 1.2.3~dev0\nDepends: fuse3\n")
+	deb := filepath.Join(out, fmt.Sprintf("batchfs_%s_amd64.deb", packaged))
+	e2e.Equal(t, "fields of the Debian package", e2e.Run(t, "dpkg-deb", "--field", deb, "Version", "Depends"), "Version: "+packaged+"\nDepends: fuse3\n")
 	e2e.Run(t, "dpkg", "--compare-versions", "1.2.3~dev0", "lt", "1.2.3")
 }
 
