@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -24,11 +25,12 @@ import (
 	"github.com/minio/minio-go/v7/pkg/credentials"
 )
 
-// Install builds the package pkg in a directory below test, and returns the path of the program,
-// which it caches under name. The name includes the version.
-func Install(t testing.TB, name, dir, pkg string) string {
+// Install builds the package pkg in the module in a directory below test, and returns the path of
+// the program. It caches the program under a name with the version of module in go.mod.
+func Install(t testing.TB, dir, module, pkg string) string {
 	t.Helper()
-	program := filepath.Join(Must(os.UserCacheDir())(t), "batchfs", name)
+	version := regexp.MustCompile(`(?m)^\t` + module + ` (\S+)`).FindSubmatch(Content(t, filepath.Join(dir, "go.mod")))[1]
+	program := filepath.Join(Must(os.UserCacheDir())(t), "batchfs", dir+"-"+string(version))
 	NoError(t, os.MkdirAll(filepath.Dir(program), 0o755))
 	defer lockFile(program + ".lock")() // other tests may need it now too
 	if _, err := os.Stat(program); err == nil {
@@ -38,7 +40,7 @@ func Install(t testing.TB, name, dir, pkg string) string {
 	cmd := Job(t, "go", "build", "-o", building, pkg)
 	cmd.Dir = dir
 	if out, err := cmd.CombinedOutput(); err != nil {
-		SkipOrFail(t, "no %s: %v\n%s", name, err, out)
+		SkipOrFail(t, "no %s: %v\n%s", dir, err, out)
 	}
 	NoError(t, os.Rename(building, program))
 	return program
@@ -64,7 +66,7 @@ const (
 // NewBucket starts an S3 server and its proxy. Both end with the test.
 func NewBucket(t testing.TB) *Bucket {
 	t.Helper()
-	program := Install(t, "versitygw-v1.8.0", "versitygw", "github.com/versity/versitygw/cmd/versitygw")
+	program := Install(t, "versitygw", "github.com/versity/versitygw", "github.com/versity/versitygw/cmd/versitygw")
 	address, data := freeAddress(t), t.TempDir()
 	cmd := exec.Command(program, "--access", StoreKey, "--secret", StoreSecret, "--port", address, "--quiet", "posix", data)
 	cmd.Stderr = os.Stderr

@@ -18,7 +18,7 @@ import (
 
 // A container holds the fields of a container that tests check.
 type container struct {
-	Name            string
+	Name, Image     string
 	Command, Args   []string
 	StartupProbe    probe
 	ReadinessProbe  probe
@@ -55,7 +55,7 @@ func manifests(t *testing.T) (pods map[string]podSpec, configs map[string]string
 			Template       struct{ Spec podSpec }
 		}
 	}
-	e2e.NoError(t, json.Unmarshal([]byte(e2e.Run(t, append([]string{e2e.Install(t, "kubernetes-v0.37.2", "kubernetes", ".")}, files...)...)), &objects))
+	e2e.NoError(t, json.Unmarshal([]byte(e2e.Run(t, append([]string{e2e.Install(t, "kubernetes", "k8s.io/api", ".")}, files...)...)), &objects))
 	pods, configs = map[string]podSpec{}, map[string]string{}
 	for _, o := range objects {
 		name := o.Kind + "/" + o.Metadata.Name
@@ -85,6 +85,9 @@ func TestManifests(t *testing.T) {
 	for name, config := range configs {
 		// Without shuffle_block, every node fetches the whole corpus.
 		e2e.Contains(t, name, config, "shuffle_block")
+		file := e2e.Write(t, filepath.Join(t.TempDir(), "config.toml"), config)
+		tokens := e2e.WriteTokens(t, filepath.Join(t.TempDir(), "train.bin"), 60_000, 2)
+		e2e.Run(t, e2e.PlainBatchfs, "cat", "train", "-c", file, "--set", "splits.train.tokens="+tokens, "--set", "store.cache_dir="+t.TempDir())
 	}
 	var fleet struct {
 		Seconds float64 `json:"fleet_mount_seconds"`
@@ -103,6 +106,12 @@ func TestManifests(t *testing.T) {
 					t.Errorf("%s: %s mounts the volume %s, which is not defined", name, c.Name, v.Name)
 				}
 				propagates = propagates || v.MountPropagation == "Bidirectional"
+			}
+			for _, words := range [][]string{slices.Concat(c.Command, c.Args), c.StartupProbe.Exec.Command, c.ReadinessProbe.Exec.Command} {
+				if strings.HasSuffix(c.Image, "/batchfs:latest") && len(words) > 0 {
+					batchfs := words[slices.Index(words, "/usr/local/bin/batchfs")+1:]
+					checkFlags(t, batchfs[0], batchfs[1:])
+				}
 			}
 			rights := c.SecurityContext
 			privileged := rights.Privileged != nil && *rights.Privileged
@@ -124,6 +133,37 @@ func TestManifests(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// checkFlags checks that a subcommand takes the flags among the words of a command.
+func checkFlags(t *testing.T, subcommand string, words []string) {
+	t.Helper()
+	help := strings.ReplaceAll(e2e.Run(t, e2e.PlainBatchfs, subcommand, "--help"), ",", " ")
+	for _, word := range words {
+		if flag := regexp.MustCompile(`^--?[a-z][a-z-]*`).FindString(word); flag != "" {
+			e2e.Contains(t, "the help of "+subcommand, help, " "+flag+" ")
+		}
+	}
+}
+
+// The commands in the files of deploy, and in their comments, have flags that exist.
+func TestFlagsInDeploy(t *testing.T) {
+	t.Parallel()
+	files := strings.Fields(e2e.Run(t, "find", "../deploy", "../examples/batchfs.service", "../examples/batchfs.service.d", "-type", "f"))
+	command := regexp.MustCompile(`\bbatchfs ([a-z]+)((?:[ \t]+[^\s|;&)'"` + "`" + `]+|[ \t]+"[^"]*")*)`)
+	found := 0
+	for _, file := range files {
+		text := strings.ReplaceAll(string(e2e.Content(t, file)), "\\\n", "")
+		for _, m := range command.FindAllStringSubmatch(text, -1) {
+			if strings.Contains(m[2], " -") {
+				checkFlags(t, m[1], strings.Fields(m[2]))
+				found++
+			}
+		}
+	}
+	if found < 10 {
+		t.Errorf("the files %s have %d commands with flags, want 10 at least", files, found)
 	}
 }
 
