@@ -38,3 +38,30 @@ func TestMakefile(t *testing.T) {
 		e2e.Contains(t, "list of tests that do more in a soak", soaked, name)
 	}
 }
+
+// The workflows, which no test runs, run only targets and scripts that exist. The weekly one runs
+// the targets that CONTRIBUTING.md says.
+func TestWorkflows(t *testing.T) {
+	t.Parallel()
+	makefile := e2e.ReadPage(t, "Makefile")
+	for _, file := range []string{".github/workflows/ci.yml", ".github/workflows/release.yml", ".github/workflows/weekly.yml", ".ci/run"} {
+		text := regexp.MustCompile(`(?m)^ *#.*`).ReplaceAllString(e2e.ReadPage(t, file), "")
+		targets := ""
+		for _, m := range regexp.MustCompile(`\bmake ([a-z]+)|target: \[(.*)\]`).FindAllStringSubmatch(text, -1) {
+			targets += m[1] + " " + strings.ReplaceAll(m[2], ",", "") + " "
+		}
+		for target := range strings.FieldsSeq(targets) {
+			e2e.Contains(t, file+" runs make "+target+": the Makefile", makefile, "\n"+target+":")
+			if strings.HasSuffix(file, "weekly.yml") {
+				e2e.Contains(t, "CONTRIBUTING.md", e2e.ReadPage(t, "CONTRIBUTING.md"), target+"`")
+			}
+		}
+		for _, script := range regexp.MustCompile(`(?:\.ci|deploy/release)/[a-z-]+`).FindAllString(text, -1) {
+			e2e.ReadPage(t, script)
+		}
+	}
+	setup := e2e.ReadPage(t, ".ci/setup")
+	for _, m := range regexp.MustCompile(`\.ci/setup ([a-z]+)`).FindAllStringSubmatch(makefile+e2e.ReadPage(t, ".ci/run"), -1) {
+		e2e.Contains(t, ".ci/setup", setup, "\n"+m[1]+") why=")
+	}
+}
