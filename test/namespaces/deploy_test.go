@@ -147,11 +147,13 @@ func checkFlags(t *testing.T, subcommand string, words []string) {
 	}
 }
 
-// The commands in the files of deploy, and in their comments, have flags that exist.
-func TestFlagsInDeploy(t *testing.T) {
+// The flags of commands and the keys of config.toml that the files of deploy name, also in
+// comments, exist.
+func TestNamesInDeploy(t *testing.T) {
 	t.Parallel()
 	files := strings.Fields(e2e.Run(t, "find", "../deploy", "../examples/batchfs.service", "../examples/batchfs.service.d", "-type", "f"))
 	command := regexp.MustCompile(`\bbatchfs ([a-z]+)((?:[ \t]+[^\s|;&)'"` + "`" + `]+|[ \t]+"[^"]*")*)`)
+	key, config := regexp.MustCompile(`\b(?:batch|log|memory|mount|store)\.([a-z_]+)\b`), e2e.ReadPage(t, "config.toml")
 	found := 0
 	for _, file := range files {
 		text := strings.ReplaceAll(string(e2e.Content(t, file)), "\\\n", "")
@@ -159,6 +161,12 @@ func TestFlagsInDeploy(t *testing.T) {
 			if strings.Contains(m[2], " -") {
 				checkFlags(t, m[1], strings.Fields(m[2]))
 				found++
+			}
+		}
+		for _, m := range key.FindAllStringSubmatch(text, -1) {
+			isFile := m[0] == "store.conf" || m[0] == "store.env"
+			if !isFile && !regexp.MustCompile(`(?m)^(# )?`+m[1]+` = `).MatchString(config) {
+				t.Errorf("%s names %s, which is no key of config.toml", file, m[0])
 			}
 		}
 	}
