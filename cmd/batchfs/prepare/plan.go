@@ -15,6 +15,7 @@ import (
 
 	"batchfs/cmd/batchfs/prepare/field"
 	"batchfs/cmd/batchfs/prepare/input"
+	"batchfs/cmd/batchfs/prepare/rows"
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
@@ -175,17 +176,18 @@ type encoding struct {
 	nameStarts     []*nameStart // beginnings of the names of special tokens to count
 }
 
-// rowsAreTexts reports whether nothing but a text is read from each row. Otherwise, rows become
-// lines of JSON.
-func (e *encoding) rowsAreTexts() bool { return e.hasOneText() && e.id == nil }
-
-// isJSON reports whether pieces of inputs in a format are lines of JSON, or rows that became JSON.
-func (e *encoding) isJSON(format input.Format) bool {
-	return format == input.JSONL || format.HasRows() && !e.rowsAreTexts()
+// columns returns what is read from each row.
+func (e *encoding) columns() rows.Columns {
+	return rows.Columns{Fields: e.fields, ID: e.id, IDs: e.ids, OneText: e.hasOneText()}
 }
 
 // hasOneText reports whether a single field leads to the text of each line or row.
 func (e *encoding) hasOneText() bool { return !e.ids && !e.masked && !e.fields[0].InList() }
+
+// isJSON reports whether pieces of inputs in a format are lines of JSON, or rows that became JSON.
+func (e *encoding) isJSON(format input.Format) bool {
+	return format == input.JSONL || format.HasRows() && !e.columns().AreTexts()
+}
 
 // newEncoding returns the encoding that the settings ask for. If content is not nil, it is that of
 // the file that --by names.

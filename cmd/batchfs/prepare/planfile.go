@@ -16,6 +16,7 @@ import (
 
 	"batchfs/cmd/batchfs/prepare/field"
 	"batchfs/cmd/batchfs/prepare/input"
+	"batchfs/cmd/batchfs/prepare/rows"
 	"batchfs/cmd/batchfs/prepare/units"
 	"batchfs/cmd/batchfs/terminal"
 	"batchfs/cmd/batchfs/vocabulary"
@@ -253,7 +254,7 @@ func (o *options) divide(planned units.Input, unitBytes int64) ([]units.Part, er
 	case in.Format == input.JSONL:
 		return units.Lines(planned, unitBytes)
 	case in.Format == input.Parquet:
-		sizes, err := rowGroupSizes(in)
+		sizes, err := rows.GroupSizes(in)
 		if err != nil || len(sizes) < 2 {
 			return nil, err
 		}

@@ -13,7 +13,7 @@
 //   - the inputs: package input
 //   - from reader to writer: pipeline.go, notes.go (what is counted on the way)
 //   - the reader of text and JSON lines: read.go
-//   - the reader of rows: readparquet.go, parquetpages.go, readarrow.go, readrows.go, columns.go
+//   - the reader of rows: package rows, readrows.go
 //   - the encoders: encode.go, encodeids.go, utf8.go, memory.go
 //   - what they find in a line: package field, nan.go
 //   - the tokenizers: tokenizer.go, specialnames.go

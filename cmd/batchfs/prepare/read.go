@@ -72,10 +72,8 @@ func (r *reader) readInput(in *input.File, from position) error {
 		err = r.readText(s, from)
 	case format == input.Text, format == input.JSONL:
 		err = r.readLines(s, from)
-	case format == input.Parquet:
-		err = r.readParquet(s, from)
-	case format == input.Arrow:
-		err = r.readArrow(s, from)
+	default:
+		err = r.readRows(s, from)
 	}
 	return cmp.Or(err, s.CheckUnchanged())
 }

@@ -22,7 +22,6 @@ import (
 	parquetgo "github.com/parquet-go/parquet-go"
 
 	"batchfs/cmd/batchfs/internal/testfiles"
-	"batchfs/cmd/batchfs/prepare/field"
 )
 
 // A testRow has what rows of chats have. Its JSON names the same members as its columns.
@@ -327,16 +326,5 @@ func TestPrepareParquetRecords(t *testing.T) {
 	testfiles.Write(t, map[string]string{"a.jsonl": lines.String(), "a.parquet": file.String()})
 	for _, args := range rowFieldArgs {
 		t.Run(args, func(t *testing.T) { wantSameRows(t, "a.parquet", args) })
-	}
-}
-
-// An error about a wide table names only some of its columns.
-func TestColumnsInErrors(t *testing.T) {
-	wide := new(column)
-	for i := range 3000 {
-		wide.members = append(wide.members, &column{name: fmt.Sprint("c", i)})
-	}
-	if _, _, err := wide.find(field.New("text", 0)); err == nil || !strings.Contains(err.Error(), "only c0, c1, ") || !strings.HasSuffix(err.Error(), "c18, c19 and 2980 others: choose one with --field or --mask") {
-		t.Errorf("error %v", err)
 	}
 }

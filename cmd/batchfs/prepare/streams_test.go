@@ -20,7 +20,6 @@ import (
 	"github.com/klauspost/compress/zstd"
 	parquetgo "github.com/parquet-go/parquet-go"
 	"github.com/parquet-go/parquet-go/compress"
-	parquetformat "github.com/parquet-go/parquet-go/format"
 	"golang.org/x/sys/unix"
 
 	"batchfs/cmd/batchfs/internal/testfiles"
@@ -407,13 +406,6 @@ func TestPrepareLargePage(t *testing.T) {
 	_, err = w.Write(slices.Repeat([]row{{strings.Repeat("a", 1<<20)}}, 300))
 	testfiles.NoError(t, cmp.Or(err, w.Close(), f.Close()))
 	prepared(t, "a.parquet --by byte --dry-run")
-}
-
-func TestPrepareOldLZ4(t *testing.T) {
-	c := newColumnReader(nil, &parquetformat.ColumnMetaData{Codec: parquetformat.Lz4})
-	if _, err := c.ReadAt(nil, 0); err == nil || !strings.Contains(err.Error(), "compress it with zstd") {
-		t.Errorf("got error %v", err)
-	}
 }
 
 func TestPrepareInvalid(t *testing.T) {

@@ -16,6 +16,7 @@ import (
 
 	"batchfs/cmd/batchfs/internal/testfiles"
 	"batchfs/cmd/batchfs/prepare/input"
+	"batchfs/cmd/batchfs/prepare/rows"
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
@@ -26,18 +27,18 @@ func TestRowGroupsAreDividedAtEveryBorder(t *testing.T) {
 		Text string `parquet:"text"`
 	}
 	w := parquetgo.NewGenericWriter[row](&file)
-	rows := 0
+	total := 0
 	for _, n := range []int{3, 1, 40, 2, 7} {
 		for range n {
-			w.Write([]row{{fmt.Sprint("row ", rows)}})
-			rows++
+			w.Write([]row{{fmt.Sprint("row ", total)}})
+			total++
 		}
 		testfiles.NoError(t, w.Flush())
 	}
 	testfiles.NoError(t, w.Close())
 	writeFilesHere(t, map[string]string{"a.parquet": file.String()})
 	in := &input.File{Path: "a.parquet", Format: input.Parquet}
-	sizes, err := rowGroupSizes(in)
+	sizes, err := rows.GroupSizes(in)
 	if err != nil || len(sizes) != 5 {
 		t.Fatalf("row groups %d, %v", sizes, err)
 	}
@@ -62,7 +63,7 @@ func TestRowGroupsAreDividedAtEveryBorder(t *testing.T) {
 					testfiles.NoError(t, r.read(position{}))
 				}
 				for i, text := range got {
-					if want := fmt.Sprintf("row %d", i); len(got) != rows || !strings.HasPrefix(text, fmt.Sprint(i, " ")) || !strings.Contains(text, want) {
+					if want := fmt.Sprintf("row %d", i); len(got) != total || !strings.HasPrefix(text, fmt.Sprint(i, " ")) || !strings.Contains(text, want) {
 						t.Fatalf("divided at %d and %d: row %d is %q of %d rows", first, second, i, text, len(got))
 					}
 				}

@@ -1,4 +1,4 @@
-package prepare
+package rows
 
 import (
 	"cmp"
@@ -14,11 +14,10 @@ import (
 	"batchfs/cmd/batchfs/prepare/input"
 )
 
-// readParquet reads the columns of a parquet file that the fields lead to, one document for each
-// row.
-func (r *reader) readParquet(s *input.Stream, pos position) (err error) {
+// readParquet reads the rows of a parquet file from a row on.
+func (r *Reader) readParquet(s *input.Stream, firstRow int64) (err error) {
 	defer recoverBroken(&err)
-	from, spooled, err := s.Seekable(r.scratchDir)
+	from, spooled, err := s.Seekable(r.ScratchDir)
 	if err != nil {
 		return err
 	}
@@ -31,25 +30,25 @@ func (r *reader) readParquet(s *input.Stream, pos position) (err error) {
 	}
 	schema := new(column)
 	schema.fill(f.Root())
-	if err := r.encoding.selectColumns(schema); err != nil {
+	if err := r.Columns.choose(schema); err != nil {
 		return err
 	}
 	size := f.Size()
 	if spooled { // spooling has counted all bytes
 		size = s.File.Size()
-		r.countBytes(-int(size))
+		r.Count(-int(size))
 	}
-	p := &parquetReader{reader: r, schema: schema, in: s.File, pos: pos, rowBytes: float64(size) / float64(max(1, f.NumRows()))}
-	r.countBytes(p.bytesBefore(pos.Offset))
+	p := &parquetReader{reader: r, schema: schema, nextRow: firstRow, rowBytes: float64(size) / float64(max(1, f.NumRows())), row: rowJSON{limit: r.MaxRow}}
+	r.Count(p.bytesBefore(firstRow))
 	row := int64(0)
 	for i, group := range f.RowGroups() {
 		if part := s.File.Part; part != nil && (int64(i) < part.Begin || int64(i) >= part.End) {
-			p.pos.Offset = max(p.pos.Offset, row+group.NumRows())
+			p.nextRow = max(p.nextRow, row+group.NumRows())
 		}
-		if row+group.NumRows() > p.pos.Offset {
+		if row+group.NumRows() > p.nextRow {
 			p.leaves = make([]*parquetLeaf, len(group.ColumnChunks()))
 			for _, c := range schema.leaves() {
-				values := newColumnReader(file, &f.Metadata().RowGroups[i].Columns[c.index].MetaData)
+				values := newColumnReader(file, &f.Metadata().RowGroups[i].Columns[c.index].MetaData, r.MaxPageValues)
 				p.leaves[c.index] = &parquetLeaf{column: values, pages: group.ColumnChunks()[c.index].(*parquetgo.FileColumnChunk).PagesFrom(values)}
 			}
 			err := p.readGroup(row, group.NumRows())
@@ -86,8 +85,8 @@ func openParquet(s *input.Stream) (file io.ReaderAt, f *parquetgo.File, err erro
 	return file, f, err
 }
 
-// rowGroupSizes returns the size of each row group of a parquet file in bytes, as stored.
-func rowGroupSizes(in *input.File) (sizes []int64, err error) {
+// GroupSizes returns the size of each row group of a parquet file in bytes, as stored.
+func GroupSizes(in *input.File) (sizes []int64, err error) {
 	defer recoverBroken(&err)
 	s, err := in.OpenStored()
 	if err != nil {
@@ -110,10 +109,9 @@ func rowGroupSizes(in *input.File) (sizes []int64, err error) {
 
 // A parquetReader reads rows of a parquet file.
 type parquetReader struct {
-	reader   *reader
-	in       *input.File
-	schema   *column // of what is read
-	pos      position
+	reader   *Reader
+	schema   *column        // of what is read
+	nextRow  int64          // number of the next row to add
 	rowBytes float64        // average size of a row on disk
 	leaves   []*parquetLeaf // of a row group; nil if they are not read
 	row      rowJSON
@@ -123,21 +121,21 @@ type parquetReader struct {
 // two adjacent rows may be 0.
 func (p *parquetReader) bytesBefore(row int64) int { return int(p.rowBytes * float64(row)) }
 
-// readGroup adds the rows of a row group from p.pos on. The number of its first row is first.
+// readGroup adds the rows of a row group from p.nextRow on. The number of its first row is first.
 func (p *parquetReader) readGroup(first, rows int64) error {
 	leaves := p.schema.leaves()
 	row, end := first, first+rows
-	if p.reader.encoding.rowsAreTexts() { // otherwise, pages may begin within a row
-		row = max(first, p.pos.Offset)
+	if p.reader.Columns.AreTexts() { // otherwise, pages may begin within a row
+		row = max(first, p.nextRow)
 		if err := p.leaves[leaves[0].index].pages.SeekToRow(row - first); err != nil {
 			return err
 		}
 	}
 	for ; row < end; row++ {
 		var text []byte
-		if p.reader.encoding.rowsAreTexts() {
+		if p.reader.Columns.AreTexts() {
 			text = p.next(leaves[0], 0).ByteArray()
-			p.row.exceeds = len(text) > maxLine
+			p.row.exceeds = len(text) > p.reader.MaxRow
 		} else {
 			p.row.reset()
 			p.appendValue(p.schema, 0)
@@ -148,13 +146,14 @@ func (p *parquetReader) readGroup(first, rows int64) error {
 				return fmt.Errorf("column %s %w", c.path, leaf.err)
 			}
 		}
-		if row < p.pos.Offset {
+		if row < p.nextRow {
 			continue
 		}
-		p.reader.countBytes(p.bytesBefore(row+1) - p.bytesBefore(row))
-		if err := p.reader.addRow(p.in, text, p.row.exceeds, &p.pos); err != nil {
+		p.reader.Count(p.bytesBefore(row+1) - p.bytesBefore(row))
+		if err := p.reader.Add(row, text, p.row.exceeds); err != nil {
 			return err
 		}
+		p.nextRow++
 	}
 	return nil
 }

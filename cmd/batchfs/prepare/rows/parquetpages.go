@@ -1,4 +1,4 @@
-package prepare
+package rows
 
 import (
 	"bufio"
@@ -17,15 +17,11 @@ import (
 	"github.com/pierrec/lz4/v4"
 )
 
-// maxPageValues limits the values of a page, because parquet-go needs 8 more bytes for each. The
-// size of a page has no limit but that of the format, 2 GiB: pyarrow looks at it only once in 1,024
-// rows. Tests lower it.
-var maxPageValues int64 = 32 << 20
-
 // A columnReader reads a column chunk for parquet-go, which trusts page headers. The reader rejects
-// pages that have more than maxPageValues, or that decompress to more than their header says.
+// pages that have more than maxValues, or that decompress to more than their header says.
 type columnReader struct {
 	file         io.ReaderAt
+	maxValues    int64
 	codec        parquetformat.CompressionCodec
 	next, end    int64 // range of the pages that have not been checked yet
 	decompressor interface {
@@ -44,8 +40,8 @@ type sizeField struct {
 	length int
 }
 
-func newColumnReader(file io.ReaderAt, meta *parquetformat.ColumnMetaData) *columnReader {
-	c := &columnReader{file: file, codec: meta.Codec, next: meta.DataPageOffset}
+func newColumnReader(file io.ReaderAt, meta *parquetformat.ColumnMetaData, maxValues int64) *columnReader {
+	c := &columnReader{file: file, maxValues: maxValues, codec: meta.Codec, next: meta.DataPageOffset}
 	if meta.DictionaryPageOffset != 0 {
 		c.next = meta.DictionaryPageOffset
 	}
@@ -112,9 +108,9 @@ func (c *columnReader) checkPage() error {
 		int64(v2.RepetitionLevelsByteLength)+int64(v2.DefinitionLevelsByteLength)
 	values := int64(max(h.DataPageHeader.V.NumValues, v2.NumValues, h.DictionaryPageHeader.V.NumValues))
 	switch {
-	case values > maxPageValues:
+	case values > c.maxValues:
 		return fmt.Errorf("has a page of %d values, but the limit is %d: write the file with smaller row groups or pages "+
-			"(pyarrow: row_group_size, data_page_size)", values, maxPageValues)
+			"(pyarrow: row_group_size, data_page_size)", values, c.maxValues)
 	case min(size, compressed, levels, compressed-levels) < 0:
 		return fmt.Errorf("has a broken page header at byte %d", c.next)
 	}

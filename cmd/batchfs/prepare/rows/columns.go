@@ -1,4 +1,4 @@
-package prepare
+package rows
 
 import (
 	"fmt"
@@ -81,36 +81,36 @@ func (c *column) leaves() (all []*column) {
 	return all
 }
 
-// selectColumns removes the columns of a schema that the fields do not need: all but those with
-// their texts, or with the first list on the way to these.
-func (e *encoding) selectColumns(schema *column) error {
-	for _, f := range e.fields {
+// choose removes the columns of a schema that are not read: all but those with what the fields lead
+// to, or with the first list on the way to it.
+func (cs *Columns) choose(schema *column) error {
+	for _, f := range cs.Fields {
 		c, parent, err := schema.find(f)
 		switch {
 		case err != nil:
 			return err
-		case e.hasOneText() && !c.isText:
+		case cs.OneText && !c.isText:
 			return fmt.Errorf("column %s does not have one text for each row: choose another one with --field", f)
-		case e.ids && (c.element == nil || !c.element.isInteger):
+		case cs.IDs && (c.element == nil || !c.element.isInteger):
 			return fmt.Errorf("column %s does not have a list of integers for each row: choose another one with --ids", f)
 		}
 		c.need()
 		for _, name := range []string{field.Attention, field.Labels} {
-			if other, ok := parent.member(name); ok && e.ids {
+			if other, ok := parent.member(name); ok && cs.IDs {
 				other.need()
 			}
 		}
 	}
-	if e.id != nil {
-		c, _, err := schema.find(*e.id)
+	if cs.ID != nil {
+		c, _, err := schema.find(*cs.ID)
 		if err != nil {
 			return err
 		}
 		if c.members != nil || c.element != nil {
-			return fmt.Errorf("column %s does not have a single value for each row: choose another one with --id", e.id)
+			return fmt.Errorf("column %s does not have a single value for each row: choose another one with --id", cs.ID)
 		}
 		if c.unreadable != "" {
-			return fmt.Errorf("column %s has %s, which --id does not read from Parquet: write it as text, or choose another one", e.id, c.unreadable)
+			return fmt.Errorf("column %s has %s, which --id does not read from Parquet: write it as text, or choose another one", cs.ID, c.unreadable)
 		}
 		c.need()
 	}

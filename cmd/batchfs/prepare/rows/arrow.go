@@ -1,4 +1,4 @@
-package prepare
+package rows
 
 import (
 	"bufio"
@@ -19,18 +19,14 @@ import (
 	"batchfs/cmd/batchfs/prepare/input"
 )
 
-// maxArrowBuffer limits a record batch as it is stored, and each buffer that is decompressed, in
-// bytes. Tests lower it.
-var maxArrowBuffer = 2 << 30
-
-// readArrow reads the columns of an Arrow stream that the fields lead to, one document for each
-// row. An Arrow file contains a stream after its first 8 bytes.
-func (r *reader) readArrow(s *input.Stream, pos position) (err error) {
-	allocator := &arrowAllocator{Allocator: memory.NewGoAllocator()}
+// readArrow reads the rows of an Arrow stream from a row on. An Arrow file contains a stream after
+// its first 8 bytes.
+func (r *Reader) readArrow(s *input.Stream, firstRow int64) (err error) {
+	allocator := &arrowAllocator{Allocator: memory.NewGoAllocator(), limit: r.MaxBatch}
 	invalid := func(err error) error {
 		if allocator.refused > 0 {
 			return fmt.Errorf("has a record batch of %d bytes, but the limit is %d: write the file in smaller batches (pyarrow: max_chunksize)",
-				allocator.refused, maxArrowBuffer)
+				allocator.refused, r.MaxBatch)
 		}
 		return fmt.Errorf("is not a valid Arrow file or stream: %w", err)
 	}
@@ -45,7 +41,7 @@ func (r *reader) readArrow(s *input.Stream, pos position) (err error) {
 	switch {
 	case isFile && len(begin) == 12 && binary.LittleEndian.Uint32(begin[8:]) < minArrowSchema:
 		s.Reader = buffered
-		whole, spooled, err := s.Seekable(r.scratchDir)
+		whole, spooled, err := s.Seekable(r.ScratchDir)
 		if err != nil {
 			return err
 		}
@@ -64,10 +60,10 @@ func (r *reader) readArrow(s *input.Stream, pos position) (err error) {
 		if spooled {
 			counted = int(s.File.Size())
 		}
-		r.countBytes(-counted)
+		r.Count(-counted)
 		read, stored := 0, float64(s.File.Size())/float64(size)
 		from = io.TeeReader(from, input.CountWriter(func(n int) {
-			r.countBytes(int(stored*float64(read+n)) - int(stored*float64(read)))
+			r.Count(int(stored*float64(read+n)) - int(stored*float64(read)))
 			read += n
 		}))
 	case isFile:
@@ -83,14 +79,14 @@ func (r *reader) readArrow(s *input.Stream, pos position) (err error) {
 	}
 	defer batches.Release()
 	schema := newArrowColumn(0, arrow.Field{Type: arrow.StructOf(batches.Schema().Fields()...)})
-	if err := r.encoding.selectColumns(schema); err != nil {
+	if err := r.Columns.choose(schema); err != nil {
 		return err
 	}
-	rows := &arrowReader{reader: r, in: s.File, schema: schema, pos: pos}
+	rows := &arrowReader{reader: r, schema: schema, next: firstRow, row: rowJSON{limit: r.MaxRow}}
 	first := int64(0)
 	for batches.Next() {
 		batch := batches.RecordBatch()
-		if err := rows.readBatch(batch, max(0, pos.Offset-first)); err != nil {
+		if err := rows.readBatch(batch, max(0, firstRow-first)); err != nil {
 			return err
 		}
 		first += batch.NumRows()
@@ -300,10 +296,11 @@ func (e *endReader) Read(buf []byte) (int, error) {
 	return n, err
 }
 
-// An arrowAllocator refuses to allocate more than maxArrowBuffer, because arrow-go trusts the sizes
-// in a file.
+// An arrowAllocator refuses to allocate more than limit bytes at a time, because arrow-go trusts
+// the sizes in a file.
 type arrowAllocator struct {
 	memory.Allocator
+	limit   int
 	refused int // bytes
 }
 
@@ -319,7 +316,7 @@ func (a *arrowAllocator) Reallocate(size int, b []byte) []byte {
 
 // check panics if the size is refused; arrow-go or readArrow recover.
 func (a *arrowAllocator) check(size int) {
-	if size < 0 || size > maxArrowBuffer {
+	if size < 0 || size > a.limit {
 		a.refused = size
 		panic("too large")
 	}
@@ -353,10 +350,9 @@ func newArrowColumn(index int, f arrow.Field) *column {
 
 // An arrowReader reads rows of record batches.
 type arrowReader struct {
-	reader *reader
-	in     *input.File
+	reader *Reader
 	schema *column // of what is read
-	pos    position
+	next   int64   // number of the next row
 	row    rowJSON
 }
 
@@ -366,17 +362,18 @@ func (a *arrowReader) readBatch(batch arrow.RecordBatch, from int64) error {
 	defer columns.Release()
 	for i := from; i < batch.NumRows(); i++ {
 		var text []byte
-		if a.reader.encoding.rowsAreTexts() {
+		if a.reader.Columns.AreTexts() {
 			text = arrowText(a.schema, columns, int(i))
-			a.row.exceeds = len(text) > maxLine
+			a.row.exceeds = len(text) > a.reader.MaxRow
 		} else {
 			a.row.reset()
 			a.row.appendArrow(a.schema, columns, int(i))
 			text = a.row.text
 		}
-		if err := a.reader.addRow(a.in, text, a.row.exceeds, &a.pos); err != nil {
+		if err := a.reader.Add(a.next, text, a.row.exceeds); err != nil {
 			return err
 		}
+		a.next++
 	}
 	return nil
 }
