@@ -68,8 +68,8 @@ which ** matches any number of directories, or - for standard input. Directories
 and globs skip names that begin with "."; directories also skip files that no
 --include matches. Symbolic links are followed; a file that one TEXT leads to in
 several ways counts once. A directory or glob with JSON lines, .parquet or
-.arrow files skips README.md, LICENSE, and the .json files with which the
-datasets library describes them, unless an --include matches only those.
+.arrow files skips README.md, LICENSE, and the .json and .lock files that the
+datasets library writes next to them, unless an --include matches only those.
 
 A document is a text file, a line of a .jsonl, .ndjson or .json file, or a row
 of a .parquet, .arrow, .arrows, .feather or .ipc file. Each file may be

@@ -267,7 +267,8 @@ func isSideFile(path string) bool {
 		"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json":
 		return true
 	}
-	return isResultCache(path)
+	// Under locks, the datasets library writes to its cache.
+	return isResultCache(path) || filepath.Ext(path) == ".lock"
 }
 
 // isResultCache reports whether a file holds what map or filter of the datasets library made of a

@@ -179,7 +179,7 @@ func TestFindInHubCache(t *testing.T) {
 // In a directory with a dataset, the files that describe it are no documents unless --include names
 // them.
 func TestFindLeavesOutSideFiles(t *testing.T) {
-	side := []string{"LICENSE", "README.md", "cache-12ab.arrow", "dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json"}
+	side := []string{"LICENSE", "README.md", "c4_builder.lock", "cache-12ab.arrow", "dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json"}
 	for data, left := range map[string]bool{
 		"a.jsonl": true, "b.json": true, "c.ndjson.zst": true, "d.parquet": true, "e.arrow": true, "sub/d.parquet": true,
 		"a.txt": false, "notes.md": false, "a.txt.gz": false,
