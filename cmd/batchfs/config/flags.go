@@ -275,7 +275,19 @@ const dataRule = "--data takes train.bin, or numbered files such as train_000001
 // it.
 const dataFilePattern = `^((?:.*[-_.])?%s)((?:[-_.]*(?:of)?[-_.]*[0-9]+)*)((?:_text|_content)?_(?:document|sentence))?(\.bin|\.npy|\.ds)$`
 
-var digits = regexp.MustCompile(`[0-9]+`)
+// numberInName matches a number in the name of a file. With "of" before it, it counts the files.
+var numberInName = regexp.MustCompile(`(of[-_.]*)?[0-9]+`)
+
+// withoutNumbers returns the numbers in a name without their digits, but keeps the count of files,
+// which is equal for all files of a set.
+func withoutNumbers(numbers string) string {
+	return numberInName.ReplaceAllStringFunc(numbers, func(n string) string {
+		if strings.HasPrefix(n, "of") {
+			return n
+		}
+		return ""
+	})
+}
 
 // dataGlob returns a glob for a split's token files among the files of a directory: NAME.bin,
 // NAME.npy or NAME.ds if one exists, or else the set of files that dataFilePattern matches. The
@@ -301,7 +313,7 @@ func dataGlob(name string, files []string) (glob string, err error) {
 			exact = file
 			continue
 		}
-		kind := strings.Join([]string{parts[1], digits.ReplaceAllString(parts[2], ""), parts[3], parts[4]}, "/")
+		kind := strings.Join([]string{parts[1], withoutNumbers(parts[2]), parts[3], parts[4]}, "/")
 		if set = append(set, file); len(set) == 1 {
 			setKind, glob = kind, blob.EscapeGlob(parts[1])
 			if parts[2] != "" {

@@ -19,6 +19,8 @@ func TestData(t *testing.T) {
 		{"train_000002.bin train_000001.bin val_000000.bin train_000003.bin.part", "train_000001.bin train_000002.bin", "val_000000.bin", ""},
 		{"train_000001.bin train-00001-of-00002.bin", "", "", "data[1: train-00001-of-00002.bin and train_000001.bin are not files of one set; "},
 		{"train-00000-of-00002.bin train-00001-of-00002.bin train_old.bin", "train-00000-of-00002.bin train-00001-of-00002.bin", "", ""},
+		{"train-00000-of-00002.bin train-00000-of-00003.bin train-00001-of-00003.bin", "", "", "data[1: train-00000-of-00002.bin and train-00000-of-00003.bin are not files of one set; " + rule},
+		{"a_train_1of2.npy a_train_2of2.npy val_1_of_1.npy", "a_train_1of2.npy a_train_2of2.npy", "val_1_of_1.npy", ""},
 		{"val.bin train_old.bin", "", "val.bin", ""},
 		{"train_old.bin val.tmp.bin", "", "", "data[1 has neither train*.bin nor val*.bin: " + rule},
 		{"train_1.bin train_old_2.bin", "", "", "data[1: unclear whether train_old_2.bin belongs to the split; " + rule},
