@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -278,6 +279,9 @@ const dataFilePattern = `^((?:.*[-_.])?%s)((?:[-_.]*(?:of)?[-_.]*[0-9]+)*)((?:_t
 // numberInName matches a number in the name of a file. With "of" before it, it counts the files.
 var numberInName = regexp.MustCompile(`(of[-_.]*)?[0-9]+`)
 
+// countInName matches the numbers in the name of a file that is one of a known number of files.
+var countInName = regexp.MustCompile(`^[-_.]?[0-9]+[-_.]*of[-_.]*([0-9]+)$`)
+
 // withoutNumbers returns the numbers in a name without their digits, but keeps the count of files,
 // which is equal for all files of a set.
 func withoutNumbers(numbers string) string {
@@ -291,8 +295,8 @@ func withoutNumbers(numbers string) string {
 
 // dataGlob returns a glob for a split's token files among the files of a directory: NAME.bin,
 // NAME.npy or NAME.ds if one exists, or else the set of files that dataFilePattern matches. The
-// glob is empty if there is none. It is an error if there are two such files or sets, or if the
-// glob would match other files too.
+// glob is empty if there is none. It is an error if there are two such files or sets, if files are
+// missing in a set, or if the glob would match other files too.
 func dataGlob(name string, files []string) (glob string, err error) {
 	shape := regexp.MustCompile(fmt.Sprintf(dataFilePattern, name))
 	var exact, setKind string // setKind is equal for all files of one set
@@ -329,6 +333,13 @@ func dataGlob(name string, files []string) (glob string, err error) {
 		return "", fmt.Errorf("both %s and %s exist; %s", exact, set[0], dataRule)
 	case exact != "":
 		return blob.EscapeGlob(exact), nil
+	}
+	if len(set) > 0 {
+		count := countInName.FindStringSubmatch(shape.FindStringSubmatch(set[0])[2])
+		if count != nil && strconv.Itoa(len(set)) != strings.TrimLeft(count[1], "0") {
+			err = cmp.Or(err, fmt.Errorf("%s is one of %s files, but there are %d; complete them, or, to read only these, name them with "+
+				"--set splits.%s.tokens=... instead of --data", set[0], strings.TrimLeft(count[1], "0"), len(set), name))
+		}
 	}
 	for _, file := range others {
 		if ok, _ := filepath.Match(glob, file); ok {

@@ -20,6 +20,8 @@ func TestData(t *testing.T) {
 		{"train_000001.bin train-00001-of-00002.bin", "", "", "data[1: train-00001-of-00002.bin and train_000001.bin are not files of one set; "},
 		{"train-00000-of-00002.bin train-00001-of-00002.bin train_old.bin", "train-00000-of-00002.bin train-00001-of-00002.bin", "", ""},
 		{"train-00000-of-00002.bin train-00000-of-00003.bin train-00001-of-00003.bin", "", "", "data[1: train-00000-of-00002.bin and train-00000-of-00003.bin are not files of one set; " + rule},
+		{"train-00000-of-00012.bin train-00011-of-00012.bin", "", "", "data[1: train-00000-of-00012.bin is one of 12 files, but there are 2; "},
+		{"train.bin val_1_of_2.bin", "", "", "data[1: val_1_of_2.bin is one of 2 files, but there are 1; "},
 		{"a_train_1of2.npy a_train_2of2.npy val_1_of_1.npy", "a_train_1of2.npy a_train_2of2.npy", "val_1_of_1.npy", ""},
 		{"val.bin train_old.bin", "", "val.bin", ""},
 		{"train_old.bin val.tmp.bin", "", "", "data[1 has neither train*.bin nor val*.bin: " + rule},
