@@ -36,7 +36,7 @@ func newProviders() *providers {
 	}}
 }
 
-const noCredentials = "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write ~/.aws/credentials; " +
+const noCredentials = "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (for gs://, an HMAC key), or write ~/.aws/credentials; " +
 	"for a bucket that everybody may read, say store.anonymous = true"
 
 func (p *providers) RetrieveWithCredContext(c *credentials.CredContext) (credentials.Value, error) {
