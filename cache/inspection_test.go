@@ -27,6 +27,7 @@ func randomNumbers(n, width, limit int) []byte {
 // is not a guess, it rejects only files that begin like another format.
 func TestOpenInspectsTheContent(t *testing.T) {
 	after := func(first string) []byte { return append([]byte(first), randomNumbers(5000, 2, 50_000)...) }
+	const narrow = `as in a file of uint8 tokens: set token_dtype = "uint8"; if these are uint16 tokens, set token_dtype = "uint16"`
 	const wide = `set token_dtype = "uint32"; if these are uint16 tokens, set token_dtype = "uint16"`
 	text := []byte(strings.Repeat("First Citizen:\nBefore we proceed any further, hear me speak. Où?\n", 20))
 	for name, test := range map[string]struct {
@@ -46,6 +47,12 @@ func TestOpenInspectsTheContent(t *testing.T) {
 		"uint32 of Llama 3":     {randomNumbers(400_000, 4, 128_256), "every second uint16 is at most 1, as in a file of uint32 tokens: " + wide, true},
 		"uint32 from one on":    {bytes.Repeat([]byte{7, 0, 1, 0, 8, 0, 1, 0}, 5000), wide, true},
 		"int64":                 {randomNumbers(40_000, 8, 50_257), `as in a file of int64 tokens: set token_dtype = "int64"; if`, true},
+		"uint8 characters":      {randomNumbers(40_000, 1, 65), narrow, true},
+		"uint8 bases":           {randomNumbers(40_000, 1, 5), narrow, true},
+		"all the same":          {bytes.Repeat([]byte{1}, 10_000), "", true},
+		"all 256":               {bytes.Repeat([]byte{0, 1}, 5000), "", true},
+		"bytes with EOT":        {bytes.Repeat([]byte{65, 0, 66, 0, 67, 0, 0, 1}, 5000), "", true},
+		"uint8 bytes":           {randomNumbers(40_000, 1, 256), "", true}, // cannot be recognized
 		"text":                  {text, "is text, not tokens: batchfs prepare", true},
 		"npy":                   {after("\x93NUMPY\x01\x00v\x00"), ".npy header is wrong", false},
 		"llm.c":                 {after(llmcHeader(20240520, 1)), "is cut off: its shape is", false},

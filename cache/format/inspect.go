@@ -26,7 +26,11 @@ type Inspection struct {
 	badToken       *array.VocabularyError
 	inspectedBytes int
 	notText        bool // whether a byte occurs that text does not contain
-	notHalves      bool // whether some uint16 at an odd position exceeds maxUpper
+	maxByte        byte // maximum, or the first byte above maxSmall
+	bytesVary      bool // whether some block has different bytes
+	// nonZero counts bytes other than 0 at even and odd positions, until maxByte exceeds maxSmall.
+	nonZero   [2]int
+	notHalves bool // whether some uint16 at an odd position exceeds maxUpper
 	// minima and maxima are the extremes of the uint16 at bytes 0, 2, 4 and 6 of every 8.
 	minima, maxima [4]uint16
 }
@@ -34,6 +38,9 @@ type Inspection struct {
 const minContent = 512 // bytes needed to judge a file by its values alone
 
 const (
+	// maxSmall is the maximum byte of what seems to be small uint8 tokens. If uint16 tokens exceed
+	// 255, their lower bytes take all values.
+	maxSmall = 127
 	maxUpper = 15     // maximum upper half of uint32 tokens: no vocabulary exceeds a million
 	negative = 0xffff // upper half of -1 and -100, which mean "no token" in int32 files
 )
@@ -48,6 +55,7 @@ func (s *Inspection) Visit(off int64, block []byte) {
 	}
 	if s.Guessed {
 		s.notText = s.notText || bytes.ContainsFunc(block, func(r rune) bool { return r < ' ' && !strings.ContainsRune("\t\n\f\r", r) })
+		s.trackBytes(off, block)
 		s.trackExtremes(off, block)
 		s.inspectedBytes += len(block)
 	}
@@ -68,6 +76,24 @@ func (s *Inspection) findBadToken(off int64, block []byte) *array.VocabularyErro
 		}
 	}
 	return nil
+}
+
+// trackBytes updates maxByte, bytesVary and nonZero.
+func (s *Inspection) trackBytes(off int64, block []byte) {
+	for i := 0; i < len(block) && s.maxByte <= maxSmall; i++ {
+		s.maxByte = max(s.maxByte, block[i])
+		s.bytesVary = s.bytesVary || block[i] != block[0]
+		if block[i] > 0 {
+			s.nonZero[(off+int64(i))%2]++
+		}
+	}
+}
+
+// looksNarrower reports whether the numbers look like pairs of small uint8 tokens: all bytes are
+// small, they vary, and those at even and odd positions are 0 about equally often.
+func (s *Inspection) looksNarrower() bool {
+	even, odd := s.nonZero[0], s.nonZero[1]
+	return s.maxByte <= maxSmall && s.bytesVary && 2*even > odd && 2*odd > even
 }
 
 // trackExtremes updates minima, maxima and notHalves.
@@ -94,6 +120,9 @@ func (s *Inspection) Err() error {
 	case judged && !s.notText:
 		return fmt.Errorf("%s is text, not tokens: batchfs prepare %s --out DIR tokenizes it; "+
 			"if it does hold tokens, set token_dtype = %q", s.Path, printable.ShellArg(s.Path), s.Format.DType)
+	case judged && s.Format.DType == array.Uint16 && s.looksNarrower() && s.widerDType() == "":
+		return fmt.Errorf(`%s: no byte is above %d, as in a file of uint8 tokens: set token_dtype = "uint8"; if these are uint16 tokens, `+
+			`set token_dtype = "uint16"`, s.Path, s.maxByte)
 	case judged && s.Format.DType == array.Uint16 && s.widerDType() != "":
 		return fmt.Errorf(`%s: every second uint16 is at most %d, as in a file of %s tokens: set token_dtype = %[3]q; `+
 			`if these are uint16 tokens, set token_dtype = "uint16"`, s.Path, max(s.maxima[1], s.maxima[3]), s.widerDType())
