@@ -41,7 +41,8 @@ class TorchSteps(StepIterator, Iterator[tuple[int, Tensors]]):
         super().__init__(split, start, stop)
         self.device = device
         self.bytes = split.layouts[-1].end
-        self.host = torch.empty(self.bytes, dtype=torch.uint8, device="cpu")  # whatever torch.set_default_device says
+        # The default device may be another.
+        self.host = torch.empty(self.bytes, dtype=torch.uint8, device="cpu")
         self.memory = BatchBuffer(split.layouts, self.host.numpy())
 
     def _begin_in(self, worker: Any) -> None:
