@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound="StepIterator")
 
 
+class NoLengthError(TypeError, AttributeError):
+    """Steps have no length: len raises an error, and hasattr(steps, "__len__") is false, because libraries ask both."""
+
+
 class StepIterator(Locked):
     """The base class of iterators over the steps of a split: their position and its state.
 
@@ -139,9 +143,10 @@ class StepIterator(Locked):
         if not self._loops:
             self._limit = 0  # this may be a worker
 
-    def __len__(self) -> int:
-        """Raises TypeError. Without this method, a DataLoader would not say why it rejects steps made before torch was imported."""
-        raise TypeError(
+    @property
+    def __len__(self) -> Any:
+        """Raises NoLengthError. Without it, a DataLoader would not say why it rejects steps made before torch was imported."""
+        raise NoLengthError(
             "steps have no length: count the batches of an epoch with len(split), or those of a range with stop - start; to pass steps to a "
             "DataLoader, import torch before you call steps()"
         )

@@ -200,6 +200,9 @@ class TestSplit(Case):
             self.assertRaisesRegex(KeyError, "it has x, y", lambda: train[0]["mask"])
             self.assertFalse(hasattr(self.m.split("train", layout="tokens")[0], "x"))
             self.assertTrue(same(pickle.loads(pickle.dumps(train[0])), train[0]))
+            steps: Any = train.steps()
+            self.assertFalse(hasattr(steps, "__len__"))  # Keras asks
+            self.assertRaisesRegex(TypeError, "steps have no length", len, steps)
             for k, batch in train.steps(n - 1, n + 2):  # into the next epoch
                 x, y = self.file(f"train/batch/{k}")
                 self.assertTrue(same(batch, {"x": x, "y": y}))
