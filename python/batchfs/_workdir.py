@@ -109,7 +109,8 @@ def _lock(path: str, fd: int, operation: int) -> None:
             return fcntl.flock(fd, operation | fcntl.LOCK_NB)
         except BlockingIOError as e:
             if time.monotonic() > deadline:
-                raise Error(f"{path}: another batchfs.writer or batchfs prepare is running there: wait until it has ended") from e
+                advice = "wait until it has ended, or close it if it is a writer in this process"
+                raise Error(f"{path}: another batchfs.writer or batchfs prepare is running there: {advice}") from e
         time.sleep(0.005)
 
 
