@@ -215,8 +215,8 @@ class Steps(StepIterator, Iterator[tuple[int, Batch[Array]]]):
                 k = self._at_limit(k)
             memory = self._pool.memory()
             self.split.reader.fill(k, memory.buffers)
-            self.step += self.workers
             batch = memory.batch()
+            self.step += self.workers
             self.counter.add(k, begun, memory)
             return k, batch
         finally:

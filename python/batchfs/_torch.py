@@ -60,8 +60,9 @@ class TorchSteps(StepIterator, Iterator[tuple[int, Tensors]]):
             if k >= self._limit:
                 k = self._at_limit(k)
             self.split.reader.fill(k, self.memory.buffers)
-            self.step += self.workers
             tensors = self.send()
+            # If sending fails or is interrupted, the next call sends the batch again.
+            self.step += self.workers
             self.counter.add(k, begun, self.memory)
             return k, tensors
 

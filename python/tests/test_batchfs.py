@@ -1109,6 +1109,10 @@ class TestProcesses(Case):
             self.assertTrue(same(batch, more[k]) if isinstance(batch, dict) else np.array_equal(batch, more[k].y[0, 1:]))
         rows = self.m.split("rows")
         self.assertEqual(next(rows.torch("cpu"))[1].rows.dtype, torch.bfloat16)
+        steps = more.torch("cpu")
+        with mock.patch.object(steps, "send", side_effect=MemoryError):
+            self.assertRaises(MemoryError, next, steps)
+        self.assertEqual(next(steps)[0], 0)  # no batch is lost
         with torch.device("meta"):  # like torch.set_default_device
             batch = next(more.torch("cpu"))[1]
         self.assertTrue(same(batch, more[0]))
