@@ -72,10 +72,19 @@ func fixed(c any, tables ...*table) map[string]any {
 		for _, k := range t.keys {
 			if k.effect != OnNothing && k.effect != OnSchedule {
 				values[k.name] = k.get(c)
+				if k.initial == nil && isUnset(values[k.name]) {
+					values[k.name] = "none"
+				}
 			}
 		}
 	}
 	return values
+}
+
+// isUnset reports whether the value of a key without a default means that the key is not set.
+func isUnset(value any) bool {
+	v := reflect.ValueOf(value)
+	return v.CanInt() && v.Int() == -1 || !v.CanInt() && !v.CanUint() && v.IsZero()
 }
 
 // Rescheduled yields each split whose schedule is not that of the split with the same name in old,
