@@ -164,6 +164,7 @@ def main():
     parser.add_argument("--svg", default=ROOT / "examples/memory.svg", help="where to write the picture")
     parser.add_argument("--train", nargs=2, help=argparse.SUPPRESS)
     o = parser.parse_args()
+    sys.stdout.reconfigure(errors="replace")  # the locale's encoding may lack the bars
     if o.train:
         return train(*o.train)
     size = size_of(o.tokens) if o.tokens else 2 * GIB

@@ -25,6 +25,7 @@ parser.add_argument("mountpoint", help="or, to read a pipe instead of files, a d
 parser.add_argument("vocab", help="the vocab.json that batchfs prepare wrote")
 parser.add_argument("--seconds", type=float, default=30, help="how long to train (default: 30), and for 600 steps or more")
 args = parser.parse_args()
+sys.stdout.reconfigure(errors="replace")  # the locale's encoding may lack the bars
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
 
 mounted = os.path.exists(f"{args.mountpoint}/status.json")
