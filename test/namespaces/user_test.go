@@ -96,6 +96,9 @@ func TestOrdinaryUser(t *testing.T) {
 	// So services and containers run without new privileges.
 	fails("because no_new_privs is set", "setpriv", "--no-new-privs", e2e.Batchfs, "mount", "--data", home, other)
 	fails("because no_new_privs is set", "setpriv", "--no-new-privs", e2e.Batchfs, "doctor", other)
+	closed := filepath.Join(home, "closed")
+	e2e.NoError(t, os.Mkdir(closed, 0o700))
+	fails("FIX  configuration: open "+closed+": permission denied; as its owner, chmod a+rx "+closed+" and ", e2e.Batchfs, "doctor", "--data", closed)
 	// As after sudo mkdir.
 	e2e.NoError(t, os.Chown(other, 0, 0))
 	fails(other+": fusermount3 mounts only on directories that the user may write to; choose another, or as root, run: chown 65534 "+other, e2e.Batchfs, "mount", "--data", home, other)

@@ -115,7 +115,7 @@ func (d *doctor) configure(f *config.Flags) {
 			return "none, so no token files are checked; name some with -c or --data", nil
 		}
 		if err != nil {
-			return "", err
+			return "", withPermissionFix(err)
 		}
 		return fmt.Sprintf("%d split(s)", len(c.Splits)), nil
 	}) {
@@ -410,7 +410,11 @@ func describeTokens(s *config.Split, o *dataset.Opener) (string, error) {
 func withPermissionFix(err error) error {
 	var path *os.PathError
 	if errors.Is(err, os.ErrPermission) && errors.As(err, &path) {
-		return fmt.Errorf("%w; as its owner, chmod a+r %s and chmod a+x the directories above it", err, printable.ShellArg(path.Path))
+		mode := "a+r"
+		if info, err := os.Stat(path.Path); err == nil && info.IsDir() {
+			mode = "a+rx"
+		}
+		return fmt.Errorf("%w; as its owner, chmod %s %s and chmod a+x the directories above it", err, mode, printable.ShellArg(path.Path))
 	}
 	return err
 }
