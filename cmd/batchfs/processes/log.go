@@ -180,16 +180,27 @@ func openLog(path string) (*os.File, error) {
 	return file, unix.SetNonblock(int(file.Fd()), false)
 }
 
+// stateHome returns the directory for the state of programs, which need not exist.
+func stateHome() (string, error) {
+	if dir := os.Getenv("XDG_STATE_HOME"); dir != "" {
+		return dir, nil
+	}
+	home, err := os.UserHomeDir()
+	// Under sudo -E, root would create directories in the home directory of a user, who could not
+	// write there afterwards.
+	var st unix.Stat_t
+	if os.Geteuid() == 0 && unix.Stat(home, &st) == nil && st.Uid != 0 {
+		home = "/root"
+	}
+	return filepath.Join(home, ".local", "state"), err
+}
+
 // DefaultLog returns the path of the log for mount -d without --log. It depends on the mountpoint,
 // as in ~/.local/state/batchfs/mnt-batches.log.
 func DefaultLog(mountpoint string) (string, error) {
-	state := os.Getenv("XDG_STATE_HOME")
-	if state == "" {
-		home, err := os.UserHomeDir()
-		if err != nil {
-			return "", err
-		}
-		state = filepath.Join(home, ".local", "state")
+	state, err := stateHome()
+	if err != nil {
+		return "", err
 	}
 	dir, err := filepath.Abs(filepath.Join(state, "batchfs"))
 	if err != nil {

@@ -107,3 +107,19 @@ func TestLogIsPrintable(t *testing.T) {
 		t.Errorf("%q", text)
 	}
 }
+
+// Root's logs are not in the home directory of another user, which HOME names under sudo -E.
+func TestStateHomeOfRoot(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root may give files away")
+	}
+	home := t.TempDir()
+	t.Setenv("HOME", home)
+	t.Setenv("XDG_STATE_HOME", "")
+	for owner, want := range map[int]string{0: home, 65534: "/root"} {
+		testfiles.NoError(t, os.Chown(home, owner, owner))
+		if dir, err := stateHome(); err != nil || dir != want+"/.local/state" {
+			t.Errorf("the home directory of user %d: %q, %v, want %s/.local/state", owner, dir, err, want)
+		}
+	}
+}
