@@ -277,7 +277,7 @@ func newSlurm(t *testing.T) slurm {
 		task_prolog=${1#--task-prolog=}; shift
 		for SLURM_PROCID in 0 1; do
 			export SLURM_PROCID SLURM_NTASKS=2
-			said=$("$task_prolog" 2>&-) || { echo "$said" | sed -n 's/^print //p'; exit 1; }
+			said=$("$task_prolog" 2>&-) || { printf '%s\n' "$said" | sed -n 's/^print //p'; exit 1; }
 			"$@"
 		done`)
 	e2e.WriteScript(t, root+"/python", "#!/bin/sh\ncat \"${2#--batches=}/batch/0\"\n")
@@ -345,7 +345,7 @@ func TestSlurmProblems(t *testing.T) {
 	s := newSlurm(t)
 	valid := e2e.Content(t, s.config)
 	away := "[store]\nendpoint = \"http://127.0.0.1:1\"\nanonymous = true\n[mount]\ntimeout = \"3s\"\n[splits.train]\ntokens = \"s3://bucket/train.bin\"\n"
-	for wrong, why := range map[string]string{"[batch]\nbatchsize = 4\n": "batchsize", away: "connection refused"} {
+	for wrong, why := range map[string]string{"[batch]\nbatchsize = 4\n": "batchsize", "batch\n": `config.toml:1: expected '.' or '=', but got '\n' instead`, away: "connection refused"} {
 		e2e.Write(t, s.config, wrong)
 		e2e.NoError(t, s.run(t, "prolog"))
 		got, err := s.train(t)
