@@ -122,6 +122,11 @@ wheel.main()' "$@"
 	for _, file := range append(used, "bin/batchfs", "lib/systemd/system/batchfs.service") {
 		e2e.Contains(t, "the tarball", listed, "\n"+tarball+"/"+file+"\n")
 	}
+	image := e2e.Run(t, "tar", "-tzf", filepath.Join(out, fmt.Sprintf("batchfs-%s-image.tar.gz", version)))
+	for _, file := range []string{"Dockerfile", "amd64/batchfs", "arm64/batchfs"} {
+		e2e.Contains(t, "the context of the image", image, "/"+file+"\n")
+	}
+	e2e.Contains(t, "the Dockerfile in it", e2e.ReadPage(t, "deploy/release/Dockerfile"), "\nCOPY $TARGETARCH/batchfs /usr/local/bin/batchfs\n")
 	if _, err := exec.LookPath("dpkg-deb"); err != nil {
 		t.Skip(err)
 	}
