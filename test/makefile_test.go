@@ -1,6 +1,8 @@
 package test
 
 import (
+	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -63,5 +65,30 @@ func TestWorkflows(t *testing.T) {
 	setup := e2e.ReadPage(t, ".ci/setup")
 	for _, m := range regexp.MustCompile(`\.ci/setup ([a-z]+)`).FindAllStringSubmatch(makefile+e2e.ReadPage(t, ".ci/run"), -1) {
 		e2e.Contains(t, ".ci/setup", setup, "\n"+m[1]+") why=")
+	}
+}
+
+// .ci/venv installs packages once, and again when other versions are named.
+func TestEnvironments(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	// Python makes an environment whose pip prints its arguments.
+	e2e.WriteScript(t, filepath.Join(dir, "python3"), `#!/bin/sh
+[ "$*" = "-m venv --clear $4" ] || exit
+mkdir -p "$4/bin"
+printf '#!/bin/sh\necho "pip $*"\n' >"$4/bin/pip"
+chmod +x "$4/bin/pip"
+echo new`)
+	for _, test := range []struct{ packages, did string }{
+		{"a==1 b", "new\npip install -q a==1 b\n"},
+		{"a==1 b", ""},
+		{"a==2 b", "pip install -q a==2 b\n"},
+	} {
+		args := append([]string{"env", "PATH=" + dir + ":" + os.Getenv("PATH"), "XDG_CACHE_HOME=" + dir, "../.ci/venv", "name"}, strings.Fields(test.packages)...)
+		stdout, stderr, err := e2e.Try(t, args...)
+		e2e.NoError(t, err)
+		e2e.Equal(t, "standard output", stdout, dir+"/batchfs/python-name/bin/python\n")
+		_, did, _ := strings.Cut(stderr, "\n") // after "installing ..."
+		e2e.Equal(t, "what .ci/venv did with "+test.packages, did, test.did)
 	}
 }
