@@ -125,10 +125,13 @@ pictures:
 	examples/pictures speed examples/speed.svg
 	examples/pictures top examples/top.svg
 
+# As in CI, a test fails if something that it needs is missing.
+SOAK = python=$$(.ci/torch) && PYTHON=$$python BATCHFS_REQUIRE_FUSE=1 BATCHFS_SOAK=1
+
 soak:
-	@.ci/setup test
-	BATCHFS_SOAK=1 go test ./test/soak -v -count=1 -parallel 1 -timeout 4h
-	BATCHFS_SOAK=1 go test -p 1 $$(.ci/depending soak $$(go list ./... | grep -v /test/soak$$)) -v -count=1 -parallel 1 -timeout 1h
+	@.ci/setup ci
+	$(SOAK) go test ./test/soak -v -count=1 -parallel 1 -timeout 4h
+	$(SOAK) go test -p 1 $$(.ci/depending soak $$(go list ./... | grep -v /test/soak$$)) -v -count=1 -parallel 1 -timeout 1h
 	@$(MAKE) --no-print-directory repeat N=3 BUSY=$(shell expr 3 \* $$(nproc)) SHUFFLE=1
 	@$(MAKE) --no-print-directory fuzz
 	$(FUZZ) 5000000x ./cmd/batchfs/prepare/bpe -fuzz FuzzEncode
@@ -220,7 +223,7 @@ engines:
 
 files:
 	@.ci/setup files
-	BATCHFS_SOAK=1 go test ./test/soak -run '^TestFilesOfLibraries$$' -v -count=1 -timeout 20m
+	BATCHFS_REQUIRE_FUSE=1 BATCHFS_SOAK=1 go test ./test/soak -run '^TestFilesOfLibraries$$' -v -count=1 -timeout 20m
 
 release:
 	deploy/release/release

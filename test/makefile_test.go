@@ -11,7 +11,8 @@ import (
 )
 
 // The Makefile names no test that does not exist, which go test would not notice. make fuzz runs
-// every fuzz target, and make soak also the tests of other packages that do more in a soak.
+// every fuzz target, and make soak also the tests of other packages that do more in a soak. A
+// target for some tests fails if they lack something, rather than skipping them.
 func TestMakefile(t *testing.T) {
 	t.Parallel()
 	exists, targets := map[string]bool{}, 0
@@ -22,10 +23,14 @@ func TestMakefile(t *testing.T) {
 			targets++
 		}
 	}
-	for _, name := range regexp.MustCompile(`\b(?:Test|Fuzz)[A-Z]\w+`).FindAllString(e2e.ReadPage(t, "Makefile"), -1) {
+	makefile := e2e.ReadPage(t, "Makefile")
+	for _, name := range regexp.MustCompile(`\b(?:Test|Fuzz)[A-Z]\w+`).FindAllString(makefile, -1) {
 		if !exists[name] {
 			t.Errorf("the Makefile runs %s, which does not exist", name)
 		}
+	}
+	for _, line := range regexp.MustCompile(`.*BATCHFS_(?:LANGUAGES|RECIPES|SOAK)=1.*`).FindAllString(makefile, -1) {
+		e2e.Contains(t, "a line of the Makefile", line, "BATCHFS_REQUIRE_FUSE=1")
 	}
 	fuzzed := regexp.MustCompile(`(?m)^\d+x \./\S+ -fuzz \^(Fuzz\w+)\$$`).FindAllString(e2e.Run(t, "make", "-s", "-C", "..", "fuzz", "FUZZ=echo"), -1)
 	e2e.Equal(t, "number of targets of make fuzz", len(fuzzed), targets)
