@@ -2,6 +2,7 @@ package commands
 
 import (
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -145,6 +146,7 @@ func TestDoctorOfAnOrdinaryUser(t *testing.T) {
 		t.Errorf("the doctor in the mount of another user: error %v, output %s\nwant who may enter it", err, out)
 	}
 	m = e2e.Mount(t, "-c", config, "--set", "mount.allow_other=true")
+	e2e.NoError(t, os.Chmod(filepath.Dir(m.Dir), 0o755))
 	// The doctor may fail because of /dev/fuse.
 	out, _ = e2e.RunAs(t, e2e.Nobody, e2e.Nobody, e2e.Batchfs, "doctor", m.Dir)
 	if !strings.Contains(out, "ok   mountpoint: "+m.Dir+" is mounted; only user 0, who mounted it, and root can see more") ||
