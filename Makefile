@@ -24,8 +24,8 @@
 #                polars, duckdb and datasets, from PyPI, and compares prepare's tokens with those of
 #                what these libraries read; make check does so with a tenth of them
 # make soak      runs for about three hours, on an idle machine: looks for leaks, kills processes,
-#                compares all bytes with a reference, checks times and memory, repeats the tests of
-#                make test beside busy loops, and fuzzes
+#                compares all bytes with a reference, restarts mounts of an earlier version, checks
+#                times and memory, repeats the tests of make test beside busy loops, and fuzzes
 # make bench-compare REF=HEAD~1   compares the processor time of a batch with another commit, on an idle
 #                machine: run it before merging a change of fs, sampler or cache
 # make compare-nanochat NANOCHAT=clone   compares nanochat's data loader with examples/nanochat, on an
