@@ -79,11 +79,15 @@ func (p *prefetcher) acquireBuffer(list BatchList, k uint64) (*sequentialReader,
 		return r, nil
 	}
 	prefetched.RLock()
-	if prefetched.batch != k || !prefetched.valid { // reused, or the prefetch failed
-		prefetched.RUnlock()
-		return r, nil
+	switch {
+	case prefetched.batch != k: // reused
+	case !prefetched.valid: // the prefetch failed, so nothing of the buffer is sent
+		prefetched.sent.CompareAndSwap(0, notRequested)
+	default:
+		return r, prefetched
 	}
-	return r, prefetched
+	prefetched.RUnlock()
+	return r, nil
 }
 
 // recordRequest is like acquireBuffer, but neither waits for a prefetch nor locks the buffer.

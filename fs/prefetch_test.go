@@ -245,4 +245,13 @@ func TestPrefetchErrors(t *testing.T) {
 	if got := next.readBatch(t, 1000); got != 4 {
 		t.Errorf("batch %d, want 4", got)
 	}
+	// The buffer of the failed prefetch is used for later batches.
+	r := tr.prefetcher.readers[0]
+	n := len(r.buffers)
+	for k := 5; k < 5+n; k++ {
+		next.readBatch(t, 1000)
+	}
+	if b := r.buffers[4%n]; b.batch <= 4 {
+		t.Errorf("the buffer of batch 4 has batch %d after batch %d was read", b.batch, 4+n)
+	}
 }
