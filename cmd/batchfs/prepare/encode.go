@@ -112,6 +112,7 @@ func (w *encodeWorker) encodeRow(ch *chunk, piece *textPiece) error {
 	case bad >= 0:
 		return fmt.Errorf("%s: not valid UTF-8 at byte %d: use --invalid replace or skip, or --by byte", at, bad)
 	}
+	ch.notes.Lines++
 	if err := w.encodeDocument(ch, piece.in, at, []field.Text{{Bytes: valid, Mask: w.encoding.fields[0].Mask}}); err != nil {
 		return fmt.Errorf("%s: %w", at, err)
 	}

@@ -119,13 +119,16 @@ func TestPrepareTooManyUnusableLines(t *testing.T) {
 	}
 }
 
-// Lines that are left out because they are too long count among the unusable ones of all lines.
+// Lines and rows that are left out because they are too long count among the unusable ones of all.
 func TestPrepareTooManyLongLines(t *testing.T) {
 	useSmallChunks(t, 1<<10, 4<<10)
 	line := "{\"text\": \"a\"}\n"
 	long := "{\"text\": \"" + strings.Repeat("a", 5<<10) + "\"}\n"
 	writeFilesHere(t, map[string]string{"a.jsonl": strings.Repeat(strings.Repeat(line, 7)+long, minLines/8+1)})
 	wantError(t, "a.jsonl --by byte --val 0 --out out --invalid skip", "lines cannot be used, which is more than 10%, so perhaps an option is wrong: "+tooLong)
+	rows := slices.Repeat([]string{"a", "a", "a", "a", "a", "a", "a", strings.Repeat("a", 5<<10)}, minLines/8+1)
+	writeFilesHere(t, map[string]string{"a.parquet": parquetOf(t, rows)})
+	wantError(t, "a.parquet --by byte --val 0 --out out --invalid skip", "rows cannot be used, which is more than 10%, so perhaps an option is wrong: "+tooLong)
 }
 
 // A run without documents says why there are none.

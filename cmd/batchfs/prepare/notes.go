@@ -21,7 +21,7 @@ type notes struct {
 	// Replaced counts documents in which U+FFFD replaced invalid bytes.
 	Replaced replaced `json:"replaced"`
 	// Unusable counts lines and rows that cannot be used, keyed by what is wrong with them. Lines
-	// counts all lines of JSON, read or made from rows, except those that are not UTF-8.
+	// counts all lines and rows, except those that are not UTF-8.
 	Unusable map[string]vocabulary.LeftOut `json:"unusable,omitempty"`
 	Lines    int64                         `json:"lines,omitempty"`
 	// Special counts names of special tokens that were encoded as ordinary text.
@@ -95,7 +95,7 @@ func (n *notes) countUnusable(kind string, lines int64, first string) {
 }
 
 // checkUnusable returns an error if too many of the documents, which are called lines or rows,
-// have no text.
+// cannot be used.
 func (n *notes) checkUnusable(called string) error {
 	if lines := n.unusableLines(); n.Lines >= minLines && float64(lines) > maxUnusable*float64(n.Lines) {
 		return fmt.Errorf("%d of %d %s cannot be used, which is more than %v%%, so perhaps an option is wrong: %s",

@@ -104,9 +104,7 @@ func (r *reader) leaveOut(in *input.File, pos position) error {
 
 // countTooLong counts a line or row that is left out because it is too long.
 func (r *reader) countTooLong(in *input.File, at place) {
-	if r.encoding.isJSON(in.Format) {
-		r.current.notes.Lines++
-	}
+	r.current.notes.Lines++
 	r.current.notes.addUnusable(tooLong, at.of(in))
 }
 

@@ -78,6 +78,12 @@ func TestPrepareWholeChunks(t *testing.T) {
 	if got := readManifest(t).Splits["train"].Documents; got != int64(len(documents)) {
 		t.Errorf("%d documents in shards as long as a chunk, want %d", got, len(documents))
 	}
+	// The first shard is full when its document ends, in a piece without tokens.
+	writeFilesHere(t, map[string]string{"full/t1": "x" + strings.Repeat(" ж", 600), "full/t2": "yz"})
+	prepared(t, "full --by forgetful --eot none --val 0 --shard-tokens 1 --as text --out full-out")
+	if got := readManifestOf(t, "full-out").Splits["train"].Documents; got != 2 {
+		t.Errorf("%d documents, want 2", got)
+	}
 	for name, index := range filesOf(t, "out") {
 		if strings.HasSuffix(name, ".index") && strings.HasPrefix(index, strings.Repeat("\x00", 8)) {
 			t.Errorf("%s begins with an empty document", name)

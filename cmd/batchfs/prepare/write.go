@@ -267,9 +267,13 @@ func (s *splitWriter) shardHeader() []byte {
 // write appends tokens, ends full shards, and reports whether it ended one.
 func (s *splitWriter) write(e encodedTokens) (ended bool, err error) {
 	s.state.Add(e.eot)
-	// The last piece of a document may have no tokens. A new shard needs no end for it, because
-	// endShard has ended the document in the last one.
-	for len(e.tokens) > 0 || len(e.ends) > 0 && s.state.Tokens > 0 {
+	if s.state.Tokens == 0 && len(e.ends) > 0 && e.ends[0] == 0 {
+		// The last piece of a document has no tokens, and the others filled the last shard, where
+		// endShard has ended the document.
+		s.state.Shards[len(s.state.Shards)-1].Documents++
+		e.ends = e.ends[1:]
+	}
+	for len(e.tokens) > 0 || len(e.ends) > 0 {
 		n, full := s.fit(e)
 		documents, _ := slices.BinarySearch(e.ends, n+1)
 		if s.options.format.maxTokens > 0 && s.state.Tokens+n > s.options.format.maxTokens {

@@ -105,7 +105,7 @@ type Stream struct {
 	decompressor *decompressor // nil if the input is not compressed
 }
 
-// A CountWriter receives the size of each write, in bytes.
+// A CountWriter receives the size of each write, in bytes. A negative size corrects earlier ones.
 type CountWriter func(n int)
 
 // Write implements [io.Writer].
