@@ -171,7 +171,7 @@ func (a *Array) shardNumber(pos int64) int {
 var rangeLists = sync.Pool{New: func() any { return new([]localfile.Range) }}
 
 // Read calls visit for each window, in any order, with the window's index in ws and its numbers as
-// they are in the file. raw is valid only during the call. Each window must lie within one Extent.
+// they are in the file. raw is valid only during the call. A window that spans files is copied.
 func (a *Array) Read(ws []array.Window, visit func(i int, raw []byte) error) error {
 	list := rangeLists.Get().(*[]localfile.Range)
 	defer rangeLists.Put(list)

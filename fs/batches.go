@@ -20,8 +20,9 @@ type Sequence interface {
 	Current() BatchList
 
 	// Latest returns the BatchList of the token files that were opened last. It checks files only
-	// if one is known to be wrong, or nobody has read for a minute; then it waits for the check,
-	// but at most a second. If no batch can be read, it returns Current and an error.
+	// if one is known to be wrong, nobody has read for a minute, or this process has not checked
+	// them yet; then it waits for the check, but at most a second. If no batch can be read, it
+	// returns Current and an error.
 	Latest() (BatchList, error)
 
 	// LatestFor is like Latest, but also checks the files of batch k. If they have changed and

@@ -9,9 +9,7 @@ import (
 )
 
 // A limitedLog keeps readers from flooding the log. In each limitInterval, it logs at most maxLines
-// lines, each once. It is safe for concurrent use.
-//
-// Lock order: mu comes after all other locks.
+// lines, each once. It is safe for concurrent use. No lock is taken while mu is held.
 type limitedLog struct {
 	*slog.Logger
 

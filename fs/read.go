@@ -93,7 +93,7 @@ func (t *tree) HandleRead(
 		}
 		return nil, fuse.EINVAL
 	}
-	// The content of files of batches is a batchContent.
+	// For files of batches, this is batchContent.read, below.
 	reply, err := k.entry().content.read(t, readRequest{in, i, waited, buf, cancel})
 	if err != nil {
 		return nil, t.FailRequest(in.Unique, in.NodeId, err)
@@ -168,12 +168,12 @@ const maxReadAttempts = 10
 // read locates the bytes of a READ and gets them from the same BatchList. If the file is one of
 // next*, the split follows changes, and the tokens change in between, it starts over with the new
 // tokens.
-func (c batchContent) read(t *tree, r readRequest) (_ fuse.ReadResult, err error) {
+func (c batchContent) read(t *tree, r readRequest) (reply fuse.ReadResult, _ error) {
 	var timer state.ReadTimer
 	if c.selector == nextBatch {
 		timer = t.shared.BeginRead(r.inode.sequence(), r.Fh, r.Pid, r.Unique, r.waited)
 		defer func() {
-			if err != nil {
+			if reply == nil { // there was an error or a panic
 				timer.Discard()
 			}
 		}()

@@ -14,11 +14,9 @@ import (
 	"batchfs/cache/array"
 )
 
-// A textCache holds the text of each open handle. If the texts would exceed
-// maxBytes, it keeps only the newest. A missing text, for example of a handle that an earlier
-// worker opened, is rendered again when it is read. A textCache is safe for concurrent use.
-//
-// Lock order: mu comes after all other locks.
+// A textCache holds the text of each open handle. If the texts would exceed maxBytes, it keeps only
+// the newest. A missing text, for example of a handle that an earlier worker opened, is rendered
+// again when it is read. A textCache is safe for concurrent use. No lock is taken while mu is held.
 type textCache struct {
 	maxBytes int64
 	mu       sync.Mutex
@@ -29,11 +27,13 @@ type textCache struct {
 func (c *textCache) put(fh uint64, text []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.bytes.Add(-int64(len(c.byHandle[fh])))
+	delete(c.byHandle, fh)
 	if c.bytes.Load()+int64(len(text)) > c.maxBytes {
 		clear(c.byHandle)
 		c.bytes.Store(0)
 	}
-	c.bytes.Add(int64(len(text) - len(c.byHandle[fh])))
+	c.bytes.Add(int64(len(text)))
 	c.byHandle[fh] = text
 }
 

@@ -146,7 +146,7 @@ func (m *mixture) beforeAll(n uint64) []uint64 {
 }
 
 // rowsFor returns the smallest n for which count of the first n rows come from a source, or most if
-// that is smaller. count must be at least 1.
+// that is smaller. count must be at least 1, unless no rows come from the source.
 func (m *mixture) rowsFor(source int, count, most uint64) uint64 {
 	d, a := uint64(m.period), uint64(m.quotas[source])
 	if a == 0 || (count-1)/a > most/d {

@@ -233,7 +233,7 @@ func (f *File) visitPages(mapping []byte, r Range, populate int, visit func(int,
 	return visit(r.Index, mapping[r.From:r.To])
 }
 
-const maxJoined = 16 << 10 // maximum bytes per pread in visitCopies
+const maxJoined = 16 << 10 // most bytes that visitCopies reads together for several ranges
 
 // visitCopies reads ranges with pread and visits them. It reads neighbors together if less than a
 // page lies between them.

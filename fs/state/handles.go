@@ -33,8 +33,8 @@ type ReadRequest struct {
 	FileRange
 }
 
-// Handles assigns handles and batch numbers to requests. It is safe for concurrent use. Lock order:
-// mu comes after all locks of package fs.
+// Handles assigns handles and batch numbers to requests. It is safe for concurrent use. No lock
+// is taken while mu is held.
 type Handles struct {
 	shared *Shared
 

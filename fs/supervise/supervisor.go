@@ -355,6 +355,7 @@ func (s *supervisor) restart() {
 func (s *supervisor) killNext() {
 	if s.next != nil {
 		s.next.kill()
+		s.next.drainMessages()
 		s.next.publishedSnapshot.Close()
 		s.next = nil
 	}
@@ -379,8 +380,8 @@ func (s *supervisor) switchToNext() error {
 	}
 	s.worker.kill()
 	s.drainSnapshots()
-	// If the kernel does not resend, the new worker's connection ends now. Its snapshot may be
-	// outdated, too.
+	// If the kernel does not resend, the new worker's connection ends now. And if the old worker
+	// has published a snapshot since the new one started, that is outdated.
 	if !s.kernelResends() || s.Snapshot != s.next.snapshot {
 		s.killNext()
 	}

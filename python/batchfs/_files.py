@@ -75,7 +75,7 @@ class FileReader:
             # A restart changes no batches that were read. But this reader may have read some since
             # then that info does not describe.
             is_same = file is not None and os.fstat(file.fd).st_dev == os.fstat(directory).st_dev
-            self._compare(directory, 0 if is_same else min(k, self.max_steps))
+            self._require_same(directory, 0 if is_same else min(k, self.max_steps))
         finally:
             os.close(directory)
 
@@ -85,7 +85,7 @@ class FileReader:
         directory = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for _ in range(_OPEN_TRIES):
-                self._compare(directory, k + 1)
+                self._require_same(directory, k + 1)
                 if k >= self.max_steps:  # a restart has made the sequence shorter
                     # This fails, and status.json says why.
                     os.close(os.open(f"batch/{k}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory))
@@ -101,7 +101,7 @@ class FileReader:
         finally:
             os.close(directory)
 
-    def _compare(self, directory: int, batches: int) -> None:
+    def _require_same(self, directory: int, batches: int) -> None:
         """Raises ReadError unless the directory, an open descriptor, has the first batches of the sequence that info describes."""
         with open("info.json", "rb", opener=lambda name, flags: os.open(name, flags, dir_fd=directory)) as file:
             text = file.read()

@@ -67,14 +67,14 @@ type Resumption struct {
 	Rest        uint64   `json:"rest"`        // rows of that batch that precede the next row
 }
 
-// Resume compares the saved state of a run with the state of a split at step 0. If both have an
+// Resume compares the saved state of a run with the state of a split, at any step. If both have an
 // identity, the batches before the saved state must be the same, too.
 func Resume(then, now State) Resumption {
 	then, now = then.complete(), now.complete()
 	malformed := cmp.Or(then.malformed(now), now.malformed(now))
 	r := Resumption{Malformed: malformed, Differences: []string{}} // [] in JSON, not null
 	if r.Malformed == "" {
-		r.Step, r.Rest = then.number("row")/now.rows(), then.number("row")%now.rows()
+		r.Step, r.Rest = then.number("row")/now.rowsPerStep(), then.number("row")%now.rowsPerStep()
 		r.Differences = append(r.Differences, then.differences(now)...)
 	}
 	return r
@@ -106,11 +106,11 @@ func (s State) text(key string) string {
 	return text
 }
 
-// rows returns the number of rows of a batch, over all ranks.
-func (s State) rows() uint64 { return s.number("batch_size") * s.number("world") }
+// rowsPerStep returns the number of rows of a batch, over all ranks.
+func (s State) rowsPerStep() uint64 { return s.number("batch_size") * s.number("world") }
 
-// limits has the smallest and the largest value of each number that says where a run is.
-var limits = map[string][2]uint64{
+// positionLimits has the smallest and the largest value of each number that says where a run is.
+var positionLimits = map[string][2]uint64{
 	"step": {0, sampler.MaxBatches}, "row": {0, math.MaxUint64},
 	"batch_size": {1, sampler.MaxRows}, "world": {1, sampler.MaxRows}, "local_world": {1, sampler.MaxRows},
 }
@@ -126,7 +126,7 @@ func (s State) malformed(now State) string {
 		fix = ""
 	}
 	required := maps.Clone(now)
-	for key := range limits {
+	for key := range positionLimits {
 		required[key] = nil
 	}
 	others := slices.DeleteFunc(slices.Sorted(maps.Keys(s)), func(key string) bool { _, ok := required[key]; return ok })
@@ -141,7 +141,7 @@ func (s State) malformed(now State) string {
 	}
 	for _, key := range slices.Sorted(maps.Keys(s)) {
 		rule := "an integer"
-		limit, limited := limits[key]
+		limit, limited := positionLimits[key]
 		if _, ok := now[key].(string); ok && !limited {
 			if _, ok := s[key].(string); ok {
 				continue
@@ -157,7 +157,7 @@ func (s State) malformed(now State) string {
 		value, _ := json.Marshal(s[key])
 		return fmt.Sprintf("%s in the state must be %s (got %s)", key, rule, value)
 	}
-	if rows := s.rows(); rows > sampler.MaxRows {
+	if rows := s.rowsPerStep(); rows > sampler.MaxRows {
 		return fmt.Sprintf("batch_size times world in the state must be at most %d (got %d)", sampler.MaxRows, rows)
 	} else if row, step := s.number("row"), s.number("step"); row/rows != step || row%rows > 0 {
 		return fmt.Sprintf("row in the state must be step times batch_size times world, %d (got %d)", step*rows, row)
