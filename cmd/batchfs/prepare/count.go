@@ -13,7 +13,7 @@ import (
 
 // count reads the inputs once in advance, if necessary, and returns a plan with what this tells:
 // with --by char, the characters, and for a single text, where val begins. scratchDir is for
-// decompressed parquet files.
+// spooled files of rows.
 func (o *options) count(ctx context.Context, p *plan, scratchDir string) (*plan, error) {
 	divided := p.isSingleText() && p.settings.Val > 0
 	if p.settings.By != vocabulary.Char && !divided {

@@ -48,17 +48,6 @@ func (s *settings) resolveIDs() error {
 	return nil
 }
 
-// An idTokenizer has the ids below a number as its tokens. It encodes no text.
-type idTokenizer int64
-
-func (idTokenizer) Name() string                                 { return "" }
-func (t idTokenizer) Size() int64                                { return int64(t) }
-func (idTokenizer) EndOfText() (uint32, bool)                    { return 0, false }
-func (idTokenizer) Bytes(uint32) []byte                          { return nil }
-func (idTokenizer) Cut([]byte) int                               { return 0 }
-func (t idTokenizer) NewEncoder() encoder                        { return t }
-func (idTokenizer) Append(tokens []uint32, text []byte) []uint32 { return tokens }
-
 // lookForLabels finds out whether the first row has labels, and thus whether the token files have a
 // mask.
 func (p *plan) lookForLabels(ctx context.Context) error {

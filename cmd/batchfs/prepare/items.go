@@ -6,9 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"slices"
-	"unicode/utf8"
 
 	"batchfs/cmd/batchfs/command"
 	"batchfs/cmd/batchfs/prepare/field"
@@ -109,20 +107,6 @@ func isTokenizerOf(t tokenizer, v *vocabulary.Vocabulary) bool {
 		}
 	}
 	return true
-}
-
-// newCharTokenizer returns the tokenizer of a vocabulary of characters.
-func newCharTokenizer(characters []string) *charTokenizer {
-	t := new(charTokenizer)
-	for i := range t.ids {
-		t.ids[i] = math.MaxUint32
-	}
-	for token, text := range characters {
-		r, _ := utf8.DecodeRuneInString(text)
-		t.ids[r] = uint32(token)
-		t.runes = append(t.runes, r)
-	}
-	return t
 }
 
 // VocabSize returns the size of the vocabulary. Tokens are smaller than that, except the token for

@@ -17,7 +17,7 @@ type reader struct {
 	inputs     []*input.File
 	encoding   *encoding
 	val        valRule
-	scratchDir string             // directory for decompressed parquet files; empty for the default
+	scratchDir string             // directory for spooled files of rows; empty for the default
 	emit       func(*chunk) error // never called again after an error
 	bytesRead  int64              // bytes read of all inputs, as stored on disk
 

@@ -211,3 +211,28 @@ func (c *charCollector) sorted() *charTokenizer {
 	}
 	return found
 }
+
+// newCharTokenizer returns the tokenizer of a vocabulary of characters.
+func newCharTokenizer(characters []string) *charTokenizer {
+	t := new(charTokenizer)
+	for i := range t.ids {
+		t.ids[i] = math.MaxUint32
+	}
+	for token, text := range characters {
+		r, _ := utf8.DecodeRuneInString(text)
+		t.ids[r] = uint32(token)
+		t.runes = append(t.runes, r)
+	}
+	return t
+}
+
+// An idTokenizer has the ids below a number as its tokens. It encodes no text.
+type idTokenizer int64
+
+func (idTokenizer) Name() string                                 { return "" }
+func (t idTokenizer) Size() int64                                { return int64(t) }
+func (idTokenizer) EndOfText() (uint32, bool)                    { return 0, false }
+func (idTokenizer) Bytes(uint32) []byte                          { return nil }
+func (idTokenizer) Cut([]byte) int                               { return 0 }
+func (t idTokenizer) NewEncoder() encoder                        { return t }
+func (idTokenizer) Append(tokens []uint32, text []byte) []uint32 { return tokens }

@@ -78,11 +78,23 @@ func TestPrepareWholeChunks(t *testing.T) {
 	if got := readManifest(t).Splits["train"].Documents; got != int64(len(documents)) {
 		t.Errorf("%d documents in shards as long as a chunk, want %d", got, len(documents))
 	}
-	// The first shard is full when its document ends, in a piece without tokens.
-	writeFilesHere(t, map[string]string{"full/t1": "x" + strings.Repeat(" ж", 600), "full/t2": "yz"})
-	prepared(t, "full --by forgetful --eot none --val 0 --shard-tokens 1 --as text --out full-out")
-	if got := readManifestOf(t, "full-out").Splits["train"].Documents; got != 2 {
-		t.Errorf("%d documents, want 2", got)
+	// A document ends in a piece without tokens: after its tokens have filled a shard, or without any.
+	none := strings.Repeat(" ж", 600)
+	writeFilesHere(t, map[string]string{"full/t1": "x" + none, "full/t2": "yz", "none/t1": none, "none/t2": "x" + none, "none/t3": none, "none/t4": none + "x" + none})
+	for args, want := range map[string]int64{"full --shard-tokens 1": 2, "none": 2, "none --shard-tokens 1": 2} {
+		prepared(t, args+" --by forgetful --eot none --val 0 --as text --force --out ends")
+		if got := readManifestOf(t, "ends").Splits["train"].Documents; got != want {
+			t.Errorf("%s: %d documents, want %d", args, got, want)
+		}
+		for name, index := range filesOf(t, "ends") {
+			for end := uint64(0); strings.HasSuffix(name, ".index") && index != ""; index = index[8:] {
+				next := binary.LittleEndian.Uint64([]byte(index))
+				if next <= end {
+					t.Errorf("%s: %s has an empty document", args, name)
+				}
+				end = next
+			}
+		}
 	}
 	for name, index := range filesOf(t, "out") {
 		if strings.HasSuffix(name, ".index") && strings.HasPrefix(index, strings.Repeat("\x00", 8)) {

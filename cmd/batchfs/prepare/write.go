@@ -176,9 +176,10 @@ const (
 
 type splitState struct {
 	Shards    []vocabulary.Shard `json:"shards"`
-	Tokens    int64              `json:"tokens"`    // tokens in the current shard
-	Documents int64              `json:"documents"` // documents that end in the current shard
-	MaskOnes  int64              `json:"mask_ones"` // tokens with mask 1 in the current shard
+	Tokens    int64              `json:"tokens"`           // tokens in the current shard
+	Documents int64              `json:"documents"`        // documents that end in the current shard
+	IsCut     bool               `json:"is_cut,omitempty"` // whether the last shard ended in the middle of a document
+	MaskOnes  int64              `json:"mask_ones"`        // tokens with mask 1 in the current shard
 	// IDBytes is the size of the file with the ids of the current shard's documents.
 	IDBytes         int64 `json:"id_bytes,omitempty"`
 	units.EOTCounts       // counts of all shards
@@ -267,11 +268,17 @@ func (s *splitWriter) shardHeader() []byte {
 // write appends tokens, ends full shards, and reports whether it ended one.
 func (s *splitWriter) write(e encodedTokens) (ended bool, err error) {
 	s.state.Add(e.eot)
-	if s.state.Tokens == 0 && len(e.ends) > 0 && e.ends[0] == 0 {
-		// The last piece of a document has no tokens, and the others filled the last shard, where
-		// endShard has ended the document.
-		s.state.Shards[len(s.state.Shards)-1].Documents++
-		e.ends = e.ends[1:]
+	if len(e.ends) > 0 && e.ends[0] == 0 { // the last piece of a document has no tokens
+		switch isEnd, err := s.isDocumentEnd(); {
+		case err != nil:
+			return false, err
+		case isEnd && s.state.IsCut: // endShard has ended the document, but not counted it
+			s.state.Shards[len(s.state.Shards)-1].Documents++
+			s.state.IsCut = false
+			e.ends = e.ends[1:]
+		case isEnd: // no piece of the document has tokens
+			e.ends = e.ends[1:]
+		}
 	}
 	for len(e.tokens) > 0 || len(e.ends) > 0 {
 		n, full := s.fit(e)
@@ -377,7 +384,8 @@ func (s *splitWriter) endShard() error {
 	if _, err := s.files[tokensFile].WriteAt(s.shardHeader(), 0); err != nil {
 		return err
 	}
-	if err := cmp.Or(s.endLastDocument(), s.sync()); err != nil {
+	isCut, err := s.endLastDocument()
+	if err := cmp.Or(err, s.sync()); err != nil {
 		return err
 	}
 	name := s.shardName()
@@ -399,7 +407,7 @@ func (s *splitWriter) endShard() error {
 	if s.options.hasIDs {
 		done.IDs = name + idsSuffix
 	}
-	s.state = splitState{Shards: append(s.state.Shards, done), EOTCounts: s.state.EOTCounts}
+	s.state = splitState{Shards: append(s.state.Shards, done), IsCut: isCut, EOTCounts: s.state.EOTCounts}
 	return nil
 }
 
@@ -414,19 +422,31 @@ func (s *splitWriter) total() vocabulary.Split {
 }
 
 // endLastDocument ends a document at the end of the shard even if the next shard continues it,
-// because readers treat each file separately.
-func (s *splitWriter) endLastDocument() error {
+// because readers treat each file separately. It reports whether that was necessary.
+func (s *splitWriter) endLastDocument() (isCut bool, err error) {
+	if isEnd, err := s.isDocumentEnd(); isEnd || err != nil {
+		return false, err
+	}
+	_, err = s.files[endsFile].WriteAt(binary.LittleEndian.AppendUint64(nil, uint64(s.state.Tokens)), 8*s.state.Documents)
+	return true, err
+}
+
+// isDocumentEnd reports whether the tokens of the current shard end with a document, or there are
+// none.
+func (s *splitWriter) isDocumentEnd() (bool, error) {
+	if s.state.Tokens == 0 {
+		return true, nil
+	}
 	var last [8]byte
 	if s.state.Documents > 0 {
+		if err := s.openShard(); err != nil {
+			return false, err
+		}
 		if _, err := s.files[endsFile].ReadAt(last[:], 8*(s.state.Documents-1)); err != nil {
-			return err
+			return false, err
 		}
 	}
-	if binary.LittleEndian.Uint64(last[:]) == uint64(s.state.Tokens) {
-		return nil
-	}
-	_, err := s.files[endsFile].WriteAt(binary.LittleEndian.AppendUint64(nil, uint64(s.state.Tokens)), 8*s.state.Documents)
-	return err
+	return binary.LittleEndian.Uint64(last[:]) == uint64(s.state.Tokens), nil
 }
 
 func (s *splitWriter) closeFiles() {
