@@ -86,10 +86,10 @@ var kindTable = []kindEntry{
 	{kind: batchSafe, parent: batchDir, name: ".safetensors", content: batchContent{selector: oneBatch, format: safetensors}},
 	{kind: batchArrayNPY, parent: batchDir, name: ".%.npy", content: batchContent{selector: oneBatch, format: npy, oneArray: true}},
 	{kind: batchJSON, parent: batchDir, name: ".json", content: batchJSONContent{}},
-	{kind: batchesRaw, parent: splitDir, name: "batches.bin", content: batchContent{selector: everyBatch}},
-	{kind: batchesNPY, parent: splitDir, name: "batches.npy", content: batchContent{selector: everyBatch, format: npy}},
-	{kind: batchesArrayNPY, parent: splitDir, name: "batches.%.npy", content: batchContent{selector: everyBatch, format: npy, oneArray: true}},
-	{kind: sequenceFile, parent: splitDir, name: "sequence.bin", content: batchContent{selector: wholeSequence}, isUnlisted: true},
+	{kind: batchesRaw, parent: splitDir, name: "batches.bin", content: batchContent{selector: firstSteps}},
+	{kind: batchesNPY, parent: splitDir, name: "batches.npy", content: batchContent{selector: firstSteps, format: npy}},
+	{kind: batchesArrayNPY, parent: splitDir, name: "batches.%.npy", content: batchContent{selector: firstSteps, format: npy, oneArray: true}},
+	{kind: sequenceFile, parent: splitDir, name: "sequence.bin", content: batchContent{selector: countInInode}, isUnlisted: true},
 	{kind: tokensFile, parent: splitDir, name: "tokens.bin", content: tokensContent{}},
 	{kind: infoFile, parent: splitDir, name: "info.json", content: textContent{render: (*tree).info, length: BatchList.InfoLen}},
 }
@@ -134,7 +134,7 @@ func (k kind) isNumbered() bool { return k.entry().parent == batchDir || k.spans
 // tokens.bin.
 func (k kind) spansBatches() bool {
 	s := k.batches().selector
-	return s == everyBatch || s == wholeSequence || k == tokensFile
+	return s == firstSteps || s == countInInode || k == tokensFile
 }
 
 // An inode is an inode number. The number alone identifies a file, so there is no table of inodes,

@@ -116,7 +116,7 @@ type batchContent struct {
 	format   header.Format
 
 	// oneArray is true if a file shows a single array of its batches, whose index is in the inode.
-	// Otherwise, it shows the main arrays or, with wholeSequence, all of them.
+	// Otherwise, it shows the main arrays or, with countInInode, all of them.
 	oneArray bool
 }
 
@@ -124,10 +124,10 @@ type batchContent struct {
 type batchSelector uint8
 
 const (
-	nextBatch     batchSelector = iota + 1 // the batch that the handle holds
-	oneBatch                               // the batch whose number is the name of the file
-	everyBatch                             // the first Spec.Steps batches
-	wholeSequence                          // the first batches; the inode has their number
+	nextBatch    batchSelector = iota + 1 // the batch that the handle holds
+	oneBatch                              // the batch whose number is the name of the file
+	firstSteps                            // the first Spec.Steps batches
+	countInInode                          // the first batches; the inode has their number
 )
 
 const (
@@ -144,9 +144,9 @@ func (c batchContent) frame(i inode, b BatchList) header.Frame {
 		f.Array = i.array()
 	}
 	switch c.selector {
-	case everyBatch:
+	case firstSteps:
 		f.Batches = b.Spec().Steps
-	case wholeSequence:
+	case countInInode:
 		f.Batches, f.Array = i.rest()+1, header.AllArrays
 	}
 	return f

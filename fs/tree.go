@@ -370,7 +370,7 @@ func (t *tree) CostOfReadDir(in *fuse.ReadIn) guard.Cost {
 }
 
 func (t *tree) ReadDir(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
-	dir, up := inode(in.NodeId), rootInode
+	dir, up := inode(in.NodeId), rootInode // also for settings directories: nothing relies on ".."
 	if _, ok := t.current(dir); !ok {
 		return t.FailRequest(in.Unique, in.NodeId, errForgotten)
 	}

@@ -253,6 +253,8 @@ func (p *workerProcess) exitError() error {
 // succeed.
 type resourceError struct{ error }
 
+func (e resourceError) Unwrap() error { return e.error }
+
 func isShortage(err error) bool {
 	_, ok := errors.AsType[resourceError](err)
 	return ok

@@ -79,7 +79,7 @@ class Split(Sequence[Batch[Array]]):
         return self.read(k % len(self))
 
     def read(self, k: SupportsIndex) -> Batch[Array]:
-        """Returns batch k, for any k from 0 to 2**40 - 1, even beyond the first epoch.
+        """Returns batch k, even beyond the first epoch. In a mount, k must be below ``info["max_steps"]``.
 
         Raises:
             ArgumentError: k is not an integer, or is out of range.

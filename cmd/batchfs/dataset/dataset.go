@@ -264,7 +264,7 @@ func (d *Dataset) bindSettings(split *config.Split, schedule *sampler.Schedule, 
 	if d.Sequence, err = d.newSequence(len(d.sources), s.Settings, schedule); err != nil {
 		return err
 	}
-	if err := d.checkCaps(); err != nil {
+	if err := d.checkMaxEpochs(); err != nil {
 		return err
 	}
 	d.counts = d.Sequence.Counts()
@@ -372,7 +372,7 @@ func (d *Dataset) withSettings(s *config.Split) (_ *Dataset, err error) {
 		err = n.countSteps()
 	}
 	if err == nil {
-		err = n.checkCaps()
+		err = n.checkMaxEpochs()
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", s.MessagePrefix(), err)

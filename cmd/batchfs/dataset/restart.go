@@ -169,8 +169,12 @@ func (c *ScheduleCheck) Run() (err error) {
 			if d.exists && d.row < f.Rows() {
 				row := d.row * d.hosts
 				path, batch, ago := f.Batch()
-				return fmt.Errorf("%s: the new schedule changes row %d (token %d, batch %d of %s), but rows up to %d were read, the last %v ago in batch %d of %s; "+
-					"change only later rows, or unmount and mount again", split.MessagePrefix("stages", "sources"), row, row*d.block, row/uint64(split.BatchSize*split.World), split.Name,
+				where := fmt.Sprintf("token %d", row*d.block)
+				if d.block == uint64(split.BlockSize) {
+					where += fmt.Sprintf(", batch %d of %s", row/uint64(split.BatchSize*split.World), split.Name)
+				}
+				return fmt.Errorf("%s: the new schedule changes row %d (%s), but rows up to %d were read, the last %v ago in batch %d of %s; "+
+					"change only later rows, or unmount and mount again", split.MessagePrefix("stages", "sources"), row, where,
 					(f.Rows()-1)*d.hosts, ago.Round(time.Second), batch, path)
 			}
 		}

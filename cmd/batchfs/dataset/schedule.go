@@ -2,10 +2,10 @@ package dataset
 
 import "fmt"
 
-// checkCaps returns an error if max_epochs contradict the configured stages: if a stage reads a
+// checkMaxEpochs returns an error if max_epochs contradict the configured stages: if a stage reads a
 // source that is used up before the stage begins, or if a stage never begins because all sources of
 // the stages before it are used up.
-func (d *Dataset) checkCaps() error {
+func (d *Dataset) checkMaxEpochs() error {
 	phases, configured := d.Sequence.Phases(), d.Sequence.Stages
 	if d.Sequence.Only > 0 {
 		return nil

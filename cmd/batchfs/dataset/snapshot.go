@@ -134,8 +134,8 @@ func (s *Snapshot) Config() (*config.Config, error) {
 // WarnUnleased logs a warning for each split that follows changes but has a file on which no lease
 // can be had.
 func (s *Snapshot) WarnUnleased(c *config.Config, log *slog.Logger) {
-	for i, split := range c.Splits {
-		if file := s.Splits[i].Unleased; file != "" && split.OnChange == "follow" {
+	for _, split := range c.Splits {
+		if file := s.find(split.Name).Unleased; file != "" && split.OnChange == "follow" {
 			log.Warn("no lease can be had on token files, so their writers are unknown: a file that is overwritten in place is served once it "+
 				"has not changed for a while; rename new files over old ones instead, or run batchfs as the owner of the files or with CAP_LEASE",
 				"split", split.Name, "file", file)
