@@ -2,9 +2,9 @@ package dataset
 
 import "fmt"
 
-// checkMaxEpochs returns an error if max_epochs contradict the configured stages: if a stage reads a
-// source that is used up before the stage begins, or if a stage never begins because all sources of
-// the stages before it are used up.
+// checkMaxEpochs returns an error if max_epochs contradict the configured stages: if a stage reads
+// a source that is used up before the stage begins, or if a stage never begins because all sources
+// of the stages before it are used up.
 func (d *Dataset) checkMaxEpochs() error {
 	phases, configured := d.Sequence.Phases(), d.Sequence.Stages
 	if d.Sequence.Only > 0 {

@@ -78,7 +78,7 @@ func TestPrepareWholeChunks(t *testing.T) {
 	if got := readManifest(t).Splits["train"].Documents; got != int64(len(documents)) {
 		t.Errorf("%d documents in shards as long as a chunk, want %d", got, len(documents))
 	}
-	// A document ends in a piece without tokens: after its tokens have filled a shard, or without any.
+	// A document ends in a piece without tokens: its tokens have filled a shard, or it has none.
 	none := strings.Repeat(" ж", 600)
 	writeFilesHere(t, map[string]string{"full/t1": "x" + none, "full/t2": "yz", "none/t1": none, "none/t2": "x" + none, "none/t3": none, "none/t4": none + "x" + none})
 	for args, want := range map[string]int64{"full --shard-tokens 1": 2, "none": 2, "none --shard-tokens 1": 2} {

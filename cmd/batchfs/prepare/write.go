@@ -176,10 +176,11 @@ const (
 
 type splitState struct {
 	Shards    []vocabulary.Shard `json:"shards"`
-	Tokens    int64              `json:"tokens"`           // tokens in the current shard
-	Documents int64              `json:"documents"`        // documents that end in the current shard
-	IsCut     bool               `json:"is_cut,omitempty"` // whether the last shard ended in the middle of a document
-	MaskOnes  int64              `json:"mask_ones"`        // tokens with mask 1 in the current shard
+	Tokens    int64              `json:"tokens"`    // tokens in the current shard
+	Documents int64              `json:"documents"` // documents that end in the current shard
+	MaskOnes  int64              `json:"mask_ones"` // tokens with mask 1 in the current shard
+	// IsCut says whether the last shard ended in the middle of a document.
+	IsCut bool `json:"is_cut,omitempty"`
 	// IDBytes is the size of the file with the ids of the current shard's documents.
 	IDBytes         int64 `json:"id_bytes,omitempty"`
 	units.EOTCounts       // counts of all shards
