@@ -62,11 +62,11 @@ def path_text(name: str, value: PathLike) -> str:
 
 
 def absolute_path(name: str, value: PathLike) -> str:
-    """Returns a path as absolute text. Raises ArgumentError if it is empty, or has a ~ or a variable, which only a shell expands."""
+    """Returns a path as absolute text. Raises ArgumentError if it is empty, or has a ~ or a variable, which only a shell expands, and does not exist."""
     path = path_text(name, value)
     if not path:
         raise ArgumentError(f"{name}: the path is empty, perhaps because a variable is not set")
-    if _UNEXPANDED.search(path):
+    if _UNEXPANDED.search(path) and not os.path.lexists(path):
         raise ArgumentError(f"{name}: ~ and variables are not expanded here: write the path out (got {path!r})")
     return os.path.abspath(path)
 

@@ -38,6 +38,7 @@ class StepIterator(Locked):
     """
 
     def __init__(self, split: Split, start: SupportsIndex, stop: SupportsIndex | None) -> None:
+        self._loops = 0  # the number of loops that this worker has begun; a fork reads it
         super().__init__()
         self.split = split
         self.start: int = integer("start", start, 0, MAX_BATCHES)
@@ -50,7 +51,6 @@ class StepIterator(Locked):
         self._iterated = -1  # the step at the last call of iter
         # The step of the loaded state; -1 if there is none or its loop has ended.
         self._resumed = -1
-        self._loops = 0  # the number of loops that this worker has begun
         self._is_again = False  # whether this worker's loop begins again at the start
         self._limit = self.stop  # 0 in a worker, and in any copy, until its loop returns a batch
         if torch := sys.modules.get("torch"):
@@ -100,7 +100,7 @@ class StepIterator(Locked):
         """
         # A dataset around these steps may call only next in its workers, which must share the
         # numbers then, too.
-        if not self._loops and (worker := worker_info()):
+        if not self._limit and not self._loops and (worker := worker_info()):
             self._begin(worker)
             k = self.step + self.worker
         shared = self.shared.numbers

@@ -190,8 +190,11 @@ class Writer:
 
     def close(self) -> None:
         """Completes the files. Without a ``with``, call it at the end."""
-        if self._status == "closed":
-            return
+        with contextlib.nullcontext() if os.getpid() != self._pid else self._lock:
+            if self._status != "closed":
+                self._close()
+
+    def _close(self) -> None:
         with self._open():
             try:
                 with self._writing():
@@ -326,9 +329,11 @@ class Writer:
 
     def _keep(self) -> None:
         """Saves a last checkpoint, unless a write failed, and releases the locks."""
-        if self._status == "closed" or os.getpid() != self._pid:
+        if os.getpid() != self._pid:
             return
         with self._lock:
+            if self._status == "closed":
+                return
             try:
                 with contextlib.suppress(OSError, Error):
                     if self._status != "failed" and self.documents:

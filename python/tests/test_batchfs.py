@@ -959,6 +959,14 @@ class TestProcesses(Case):
                 self.assertEqual([int(k) for k, _ in read_all(loader)], [*range(begin, 13)])
                 self.assertRaises(batchfs.Error, steps.state_dict)
 
+        class OwnSteps(dict[int, Any]):
+            def __getitem__(self, k: int) -> Any:
+                own = train.steps(0, 3)
+                return [int(step) for step, _ in iter(lambda: next(own, (3, None)), (3, None))]
+
+        # Those that a worker has made itself are its own.
+        self.assertEqual(read_all(loader_of(OwnSteps.fromkeys(range(2)), num_workers=2)), [[0, 1, 2]] * 2)
+
     @unittest.skipUnless(has_torch, "no torch")
     def test_loops(self) -> None:
         """Any sequence of loops, whole or not, and of loaded states returns the steps that docs/python.md lists, in every form of loop."""
