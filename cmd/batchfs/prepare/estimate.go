@@ -119,7 +119,8 @@ func takeSample(ctx context.Context, p *plan, from position, textBytes int) (*sa
 	s := &sample{ctx: ctx, worker: newEncodeWorker(p), from: from, textBytes: textBytes}
 	r := newReader(p, "", s.add)
 	err := r.read(from)
-	s.bytes = max(0, r.bytesRead-totalSize(p.inputs[:from.Input])-from.Offset) // from may be the end
+	// If from is the end, no input has been opened.
+	s.bytes = max(0, r.bytesRead-totalSize(p.inputs[:from.Input])-from.Offset)
 	switch {
 	case err == errEnough:
 		err = nil

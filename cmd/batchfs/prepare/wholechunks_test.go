@@ -78,10 +78,15 @@ func TestPrepareWholeChunks(t *testing.T) {
 	if got := readManifest(t).Splits["train"].Documents; got != int64(len(documents)) {
 		t.Errorf("%d documents in shards as long as a chunk, want %d", got, len(documents))
 	}
+	for name, index := range filesOf(t, "out") {
+		if strings.HasSuffix(name, ".index") && strings.HasPrefix(index, strings.Repeat("\x00", 8)) {
+			t.Errorf("%s begins with an empty document", name)
+		}
+	}
 	// A document ends in a piece without tokens: its tokens have filled a shard, or it has none.
 	none := strings.Repeat(" ж", 600)
-	writeFilesHere(t, map[string]string{"full/t1": "x" + none, "full/t2": "yz", "none/t1": none, "none/t2": "x" + none, "none/t3": none, "none/t4": none + "x" + none})
-	for args, want := range map[string]int64{"full --shard-tokens 1": 2, "none": 2, "none --shard-tokens 1": 2} {
+	writeFilesHere(t, map[string]string{"cut/t1": "x y z", "cut/t2": none, "full/t1": "x" + none, "full/t2": "yz", "none/t1": none, "none/t2": "x" + none, "none/t3": none, "none/t4": none + "x" + none})
+	for args, want := range map[string]int64{"full --shard-tokens 1": 2, "cut --shard-tokens 2": 1, "none": 2, "none --shard-tokens 1": 2} {
 		prepared(t, args+" --by forgetful --eot none --val 0 --as text --force --out ends")
 		if got := readManifestOf(t, "ends").Splits["train"].Documents; got != want {
 			t.Errorf("%s: %d documents, want %d", args, got, want)
@@ -94,11 +99,6 @@ func TestPrepareWholeChunks(t *testing.T) {
 				}
 				end = next
 			}
-		}
-	}
-	for name, index := range filesOf(t, "out") {
-		if strings.HasSuffix(name, ".index") && strings.HasPrefix(index, strings.Repeat("\x00", 8)) {
-			t.Errorf("%s begins with an empty document", name)
 		}
 	}
 }

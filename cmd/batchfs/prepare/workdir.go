@@ -128,9 +128,12 @@ func (w *workDir) lockOpened() error {
 
 // keepFiles makes close keep the files. They are complete, but err prevents moving them, and their
 // text may come from a pipe, which cannot be read again. It returns err with the directory of the
-// files.
+// files, unless they have a checkpoint, from which the same command continues.
 func (w *workDir) keepFiles(err error) error {
 	w.isKept = true
+	if w.hasCheckpoint {
+		return err
+	}
 	return fmt.Errorf("%w; the complete files are in %s: move them away before you write to the same DIR again", err, w.dir.Name())
 }
 
@@ -160,8 +163,8 @@ func (w *workDir) clear() error {
 	return err
 }
 
-// removePublished removes the working directory if it has nothing but a checkpoint of a complete
-// run, which was killed after it had moved all files to DIR.
+// removePublished removes the working directory if it has no files to move to DIR, and no
+// checkpoint but that of a complete run, which was killed after it had moved them.
 func removePublished(out string) {
 	if _, err := os.Lstat(filepath.Join(out, workDirName)); err != nil {
 		return
@@ -320,7 +323,9 @@ func (o *options) startCheckpoint(w *workDir, p *plan) (*checkpoint, error) {
 			if !saved.Complete {
 				err = saved.checkShards(w)
 			}
-			return saved, err
+			if err == nil {
+				return saved, nil
+			}
 		}
 	}
 	if err != nil && !o.force {

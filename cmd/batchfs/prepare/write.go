@@ -273,7 +273,7 @@ func (s *splitWriter) write(e encodedTokens) (ended bool, err error) {
 		switch isEnd, err := s.isDocumentEnd(); {
 		case err != nil:
 			return false, err
-		case isEnd && s.state.IsCut: // endShard has ended the document, but not counted it
+		case isEnd && s.state.Tokens == 0 && s.state.IsCut: // endShard has not counted it
 			s.state.Shards[len(s.state.Shards)-1].Documents++
 			s.state.IsCut = false
 			e.ends = e.ends[1:]

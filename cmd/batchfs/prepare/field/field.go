@@ -391,7 +391,7 @@ func maskingField(fields []Field) int {
 }
 
 // textOf returns the text in a JSON value to which a field leads; null is an empty text. If the
-// Field leads through a list, such as that of a chat, the text may be a list of parts.
+// field leads through a list, such as that of a chat, the text may be a list of parts.
 func (finder *Finder) textOf(value jsontext.Value, f Field) ([]byte, error) {
 	switch kind := value.Kind(); {
 	case kind == jsontext.KindNull:

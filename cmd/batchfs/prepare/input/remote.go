@@ -85,7 +85,7 @@ type remoteFile struct {
 	store.Object
 }
 
-// Planned returns an input of a plan file. If it is not in a store, its info is nil.
+// Planned returns an input of a plan file. If it is a local file, call Stat next.
 func (s *Stores) Planned(in units.Input) (*File, error) {
 	to := &File{Path: in.Name, Format: Format(in.Format), Val: in.Val}
 	if o, ok := in.Object(); ok {
