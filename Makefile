@@ -131,7 +131,7 @@ SOAK = python=$$(.ci/torch) && PYTHON=$$python BATCHFS_REQUIRE_FUSE=1 BATCHFS_SO
 soak:
 	@.ci/setup ci
 	$(SOAK) go test ./test/soak -v -count=1 -parallel 1 -timeout 4h
-	$(SOAK) go test -p 1 $$(.ci/depending soak $$(go list ./... | grep -v /test/soak$$)) -v -count=1 -parallel 1 -timeout 1h
+	$(SOAK) go test -p 1 $$(.ci/depending soak $$(go list ./... | grep -v /test/soak$$)) -v -count=1 -parallel 1 -timeout 4h
 	@$(MAKE) --no-print-directory repeat N=3 BUSY=$(shell expr 3 \* $$(nproc)) SHUFFLE=1
 	@$(MAKE) --no-print-directory fuzz
 	$(FUZZ) 5000000x ./cmd/batchfs/prepare/bpe -fuzz FuzzEncode

@@ -306,8 +306,8 @@ func (t *tree) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) 
 	return fuse.OK
 }
 
-// refresh returns the latest BatchList of a file's split, after checking the token files from which
-// the file will be read. It is nil if the split is forgotten.
+// refresh returns the latest BatchList of a file's sequence, after checking the token files from
+// which the file will be read. It is nil if the sequence is forgotten.
 func (t *tree) refresh(i inode, cancel <-chan struct{}) (BatchList, error) {
 	s := t.sequences.get(i.sequence())
 	switch {

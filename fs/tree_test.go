@@ -100,8 +100,8 @@ func (f *fakeBatchList) ReadBatchJSON(dst []byte, k uint64, off int64) error {
 	return nil
 }
 
-// countingBatches returns a split whose batches, placed back to back, have the value i%251 in byte
-// i.
+// countingBatches returns a sequence whose batches, placed back to back, have the value i%251 in
+// byte i.
 func countingBatches(name string, batchBytes int64) *fakeSequence {
 	b := &fakeBatchList{
 		spec: Spec{Name: name, Batch: oneArray(batchBytes), Batches: MaxBatches, Steps: 5, MaxSteps: 7},

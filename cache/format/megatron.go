@@ -110,8 +110,8 @@ func (idx *Input) megatron(path string, size int64) (f Format, ends Ends, err er
 	isFairseq := uint64(idx.Size) == megatronHeader-8+12*n
 	if head.Version != 1 || f.DType == "" || isFairseq {
 		return f, ends, fmt.Errorf("%s is not an index as Megatron-LM writes it, but of another tool, such as fairseq or Fast-LLM "+
-			"(version %d, dtype %d); to read %s without it, set format = \"headerless\" and token_dtype = %q", idx.Path, head.Version, head.DType, path,
-			cmp.Or(f.DType, array.Uint16))
+			"(version %d, dtype %d); to read %s without it, set format = \"headerless\" and %s = %q, or whichever it is", idx.Path, head.Version, head.DType, path,
+			idx.dtypeKey(), cmp.Or(f.DType, array.Uint16))
 	}
 	const most = 1 << 56 // keeps the sizes below from overflowing
 	want := megatronHeader + 12*n + 8*d

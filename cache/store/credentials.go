@@ -44,8 +44,8 @@ func (p *providers) RetrieveWithCredContext(c *credentials.CredContext) (credent
 	for _, place := range p.places {
 		v, err := place.RetrieveWithCredContext(c)
 		// Secrets that are read from files often end in a newline.
-		for _, text := range []*string{&v.AccessKeyID, &v.SecretAccessKey, &v.SessionToken} {
-			*text = strings.TrimSpace(*text)
+		for _, secret := range []*string{&v.AccessKeyID, &v.SecretAccessKey, &v.SessionToken} {
+			*secret = strings.TrimSpace(*secret)
 		}
 		if v.AccessKeyID != "" && v.SecretAccessKey != "" {
 			p.found = place

@@ -71,7 +71,7 @@ func openRecorded(flags *config.Flags, path string) (b *dataset.BatchList, read 
 // has another generation, too, or until the next worker has set the old one again.
 func keepsSchedule(generation uint64, now func() uint64, adopted func() (uint64, error)) bool {
 	const limit = time.Minute
-	for end := time.Now().Add(limit); now() != generation; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(limit); now() != generation; time.Sleep(20 * time.Millisecond) {
 		if g, err := adopted(); err != nil || g != generation || time.Now().After(end) {
 			return false
 		}

@@ -42,7 +42,7 @@ type Furthest struct {
 
 // SetScheduleGeneration sets the generation of the schedules that the mount serves. A process that
 // computes batches itself must compare it with the generation of its own schedules after it has
-// recorded rows and before it delivers them. If the two differ, it must not deliver the rows.
+// recorded rows and before it delivers them. It must not deliver the rows unless the two are equal.
 func (s *Shared) SetScheduleGeneration(generation uint64) { s.rowsRead.generation.Store(generation) }
 
 // ScheduleGeneration returns the last value of SetScheduleGeneration.

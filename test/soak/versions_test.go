@@ -19,16 +19,16 @@ import (
 // release, the last one takes its place.
 const earlierCommit = "7723a8bb56eb7470094f3fe8cdf05f1c7a8015b4"
 
-// earlierSource returns a directory with the source of an earlier version. The test is skipped if
-// the history of this one is missing, as in a tarball or a shallow clone.
+// earlierSource returns a directory with the source of an earlier version. A tarball or a shallow
+// clone lacks the history of this one.
 func earlierSource(t *testing.T) string {
 	t.Helper()
 	commit := earlierCommit
-	if tag, _, err := e2e.Try(t, "git", "describe", "--tags", "--abbrev=0", "HEAD^"); err == nil {
+	if tag, _, err := e2e.Try(t, "git", "describe", "--tags", "--match", "v[0-9]*", "--abbrev=0", "HEAD^"); err == nil {
 		commit = strings.TrimSpace(tag)
 	}
 	if _, why, err := e2e.Try(t, "git", "rev-parse", "--verify", commit+"^{commit}"); err != nil {
-		t.Skipf("the git history has no commit %s, the earlier version: %s", commit, why)
+		e2e.SkipOrFail(t, "the git history has no commit %s, the earlier version: %s", commit, why)
 	}
 	dir := e2e.Must(os.MkdirTemp("", "batchfs-earlier"))(t) // not t.TempDir, whose logs are printed
 	t.Cleanup(func() { os.RemoveAll(dir) })

@@ -81,10 +81,10 @@ func quotingHint(line string) string {
 	if plain := plainQuotes.Replace(value); plain != value && isValid(plain) {
 		return fmt.Sprintf("; write plain quotes: %s = %s", key, plain)
 	}
-	_, number := strconv.ParseInt(value, 10, 64)
+	_, rangeErr := strconv.ParseInt(value, 10, 64)
 	switch lower := strings.ToLower(value); {
-	case isValid(value) || key == "" || value == "" || strings.ContainsAny(value, "\"'“”[]{},=#"), strings.Trim(value, "0123456789") == ".",
-		strings.ContainsFunc(value, unicode.IsControl), errors.Is(number, strconv.ErrRange):
+	case isValid(value) || key == "" || value == "" || strings.ContainsAny(value, "\"'“”‘’„[]{},=#"), strings.Trim(value, "0123456789") == ".",
+		strings.ContainsFunc(value, unicode.IsControl), errors.Is(rangeErr, strconv.ErrRange):
 		return ""
 	case lower == "true" || lower == "false":
 		return fmt.Sprintf("; write %s = %s", key, lower)
@@ -115,7 +115,8 @@ func parseSet(arg string) (*document, error) {
 			}
 			return d, nil
 		}
-		if v := strings.TrimSpace(value); strings.HasPrefix(v, "[") && strings.HasSuffix(v, "]") {
+		// A pattern of files may have several brackets.
+		if v := strings.TrimSpace(value); strings.HasPrefix(v, "[") && strings.IndexAny(v[1:], "[]") == len(v)-2 {
 			return nil, fmt.Errorf(`--set %s: strings in a list need quotes, which shells remove from an argument without quotes of its own, as in --set '%[1]s=["a", "b"]' (got %s)`, name, v)
 		}
 	}

@@ -73,13 +73,18 @@ func fixed(c any, tables ...*table) map[string]any {
 			if k.effect != OnNothing && k.effect != OnSchedule {
 				values[k.name] = k.get(c)
 				if k.initial == nil && isUnset(values[k.name]) {
-					values[k.name] = "none"
+					values[k.name] = notSet{}
 				}
 			}
 		}
 	}
 	return values
 }
+
+// notSet is the value of a key that is not set. It differs from the text "none".
+type notSet struct{}
+
+func (notSet) String() string { return "none" }
 
 // isUnset reports whether the value of a key without a default means that the key is not set.
 func isUnset(value any) bool {

@@ -29,6 +29,7 @@ func TestCheckRestart(t *testing.T) {
 		{train, "mount.metrics_listen = '127.0.0.1:9137'\n" + train, "mount.metrics_listen is none in the mount, and the configuration has 127.0.0.1:9137" + fix},
 		{train + "eot = 5", train, "splits.train.eot is 5 in the mount, and the configuration has none" + fix},
 		{train, train + "tensor = 'x'", "splits.train.tensor is none in the mount, and the configuration has x" + fix},
+		{train, train + "tensor = 'none'", "splits.train.tensor is none in the mount, and the configuration has none" + fix},
 		{train, train + "arrays = []", "splits.train.arrays is none in the mount, and the configuration has []" + fix},
 		{train, "[splits.train]\ntokens = 'b.bin'", "splits.train.tokens is [a.bin] in the mount, and the configuration has [b.bin]" + fix},
 		{train, "[splits.val]\ntokens = 'a.bin'", "splits.train is mounted, but the configuration no longer has it" + fix},

@@ -37,7 +37,7 @@ func (s *MountedSequence) Current() fs.BatchList { return s.current.Load() }
 // OnChange sets a function that gets the batches of changed token files before any request does.
 func (s *MountedSequence) OnChange(f func(fs.BatchList)) { s.onChange = f }
 
-// With returns the split under the settings of a path component; see [Dataset.With].
+// With returns the sequence under the settings of a path component; see [Dataset.With].
 func (s *MountedSequence) With(settings string) (fs.Sequence, error) {
 	b, _ := s.latest(s.watch.view.Load()) // reads of batches report the error
 	d, err := b.Dataset.With(settings)
@@ -63,7 +63,7 @@ func (s *MountedSequence) latest(v *view) (*BatchList, error) {
 	return s.follow(v.dataset)
 }
 
-// follow makes d, a later version of the split, the current one.
+// follow makes d, of a later version of the tokens, the current one.
 func (s *MountedSequence) follow(d *Dataset) (*BatchList, error) {
 	if old := s.current.Load(); old.Split.InPath() {
 		var err error

@@ -143,8 +143,9 @@ func (s *Snapshot) WarnUnleased(c *config.Config, log *slog.Logger) {
 	}
 }
 
-// MountedSequences returns the splits as a mount serves them, whose state is shared. The
-// configuration of o must be that of the snapshot. Token files are opened when they are first read.
+// MountedSequences returns the sequences of the splits as a mount serves them, whose state is
+// shared. The configuration of o must be that of the snapshot. Token files are opened when they are
+// first read.
 //
 // When token files have changed, publish gets a file with the new s, from which later workers
 // start, before the split serves the new tokens. publish must close the file. If it fails, s stays

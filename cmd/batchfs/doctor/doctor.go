@@ -367,8 +367,8 @@ func describeLog(m *mount.Mounted) string {
 	case err == nil:
 		return fmt.Sprintf("standard error of process %d", m.Supervisor)
 	case errors.Is(err, mount.ErrDead) && os.Geteuid() == m.Owner:
-		path, _ := processes.DefaultLog(m.Mountpoint)
-		if _, err := os.Stat(path); err == nil {
+		path, pathErr := processes.DefaultLog(m.Mountpoint)
+		if _, statErr := os.Stat(path); pathErr == nil && statErr == nil {
 			return path + ", unless it was mounted with --log or without -d"
 		}
 	}

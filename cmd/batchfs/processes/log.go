@@ -189,7 +189,7 @@ func stateHome() (string, error) {
 	// Under sudo -E, root would create directories in the home directory of a user, who could not
 	// write there afterwards.
 	var st unix.Stat_t
-	if os.Geteuid() == 0 && unix.Stat(home, &st) == nil && st.Uid != 0 {
+	if os.Getenv("SUDO_UID") != "" && os.Geteuid() == 0 && unix.Stat(home, &st) == nil && st.Uid != 0 {
 		home = "/root"
 	}
 	return filepath.Join(home, ".local", "state"), err

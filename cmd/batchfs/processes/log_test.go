@@ -116,6 +116,7 @@ func TestStateHomeOfRoot(t *testing.T) {
 	home := t.TempDir()
 	t.Setenv("HOME", home)
 	t.Setenv("XDG_STATE_HOME", "")
+	t.Setenv("SUDO_UID", "65534")
 	for owner, want := range map[int]string{0: home, 65534: "/root"} {
 		testfiles.NoError(t, os.Chown(home, owner, owner))
 		if dir, err := stateHome(); err != nil || dir != want+"/.local/state" {
