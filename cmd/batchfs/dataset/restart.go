@@ -69,7 +69,7 @@ func (s *Snapshot) changeSchedule(split, old *config.Split, o *Opener) error {
 	if changed.Mounted == nil {
 		changed.Mounted = &was.Sequence.Settings
 	}
-	if len(split.Sources) > len(data.Sources) || split.Scheduled() && data.SourceFingerprints == nil {
+	if len(split.Sources) > len(data.Sources) {
 		if err := changed.addSources(split, was, o); err != nil {
 			return err
 		}
