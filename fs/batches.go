@@ -21,7 +21,7 @@ type Sequence interface {
 
 	// Latest returns the BatchList of the token files that were opened last. It checks files only
 	// if one is known to be wrong, nobody has read for a minute, or this process has not checked
-	// them yet; then it waits for the check, but at most a second. If no batch can be read, it
+	// them yet. For a check of all files, it waits at most a second. If no batch can be read, it
 	// returns Current and an error.
 	Latest() (BatchList, error)
 
@@ -29,7 +29,8 @@ type Sequence interface {
 	// Spec.FollowsChanges is set, it waits for the new ones, or until cancel is closed.
 	LatestFor(k uint64, cancel <-chan struct{}) (BatchList, error)
 
-	// LatestWhole is like Latest, but fails unless every batch can be read.
+	// LatestWhole is like Latest, but fails unless every batch could be read at the last check of
+	// all files.
 	LatestWhole(cancel <-chan struct{}) (BatchList, error)
 
 	// With returns the sequence of the split under the settings of a path, such as

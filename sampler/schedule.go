@@ -298,9 +298,8 @@ func (s *Schedule) DivergesAt(t *Schedule) (row uint64, diverges bool) {
 }
 
 // String describes which source each row comes from, for example "0=9:1,1000=1:1": from row 0 on, 9
-// of 10 rows come from the first source, and from row 1000 on, 1 of 2. Equal schedules have the
-// same description: a phase that goes on with the periods of the phase before it is left out. So is
-// the end.
+// of 10 rows come from the first source, and from row 1000 on, 1 of 2. A phase that goes on with
+// the periods of the phase before it is left out, and so is the end.
 func (s *Schedule) String() string {
 	var list []string
 	last, begin := "", uint64(0)

@@ -38,7 +38,7 @@ class FileReader:
 
     def __init__(self, path: str, info: dict[str, Any]) -> None:
         self.path = path
-        self.info = info
+        self.info = info  # the dict of the split, which is kept up to date
         self.size = sum(p.end - p.start for p in layouts(info))
         self.max_steps: int = info["max_steps"]
         self.file: _File | None = None

@@ -277,6 +277,14 @@ func (d *Dataset) bindSettings(split *config.Split, schedule *sampler.Schedule, 
 	return d.countSteps()
 }
 
+// sourcesIn returns the number of sources for which a sequence has settings.
+func sourcesIn(s *sampler.Settings) int {
+	if s.Stages != nil {
+		return len(s.Stages[0].Weights)
+	}
+	return len(s.Weights)
+}
+
 // newSequence returns the sequence of the first n sources. schedule is its schedule, or nil if that
 // is not known.
 func (d *Dataset) newSequence(n int, settings sampler.Settings, schedule *sampler.Schedule) (*sampler.Sequence, error) {

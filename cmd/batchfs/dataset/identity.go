@@ -59,8 +59,8 @@ func digest(v any) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// identityInputs returns everything that determines the bytes of a batch, and nothing else. If two
-// sequences are equal, so are their inputs, however their settings are written.
+// identityInputs returns everything that determines the bytes of a batch, and nothing else, however
+// the settings are written.
 func (d *Dataset) identityInputs() map[string]any {
 	q, first := d.Sequence, d.Sequence.Phases()[0]
 	all := map[string]any{}

@@ -14,7 +14,6 @@ import (
 	"batchfs/cmd/batchfs/config"
 	"batchfs/fs/state"
 	"batchfs/internal/failure"
-	"batchfs/sampler"
 )
 
 // ForRestart reads the configuration again and returns a snapshot with it. It changes the working
@@ -225,12 +224,4 @@ func (d *Dataset) ScheduleSettings() string {
 		delete(settings, "order")
 	}
 	return config.JoinSettings(settings)
-}
-
-// sourcesIn returns the number of sources for which a sequence has settings.
-func sourcesIn(s *sampler.Settings) int {
-	if s.Stages != nil {
-		return len(s.Stages[0].Weights)
-	}
-	return len(s.Weights)
 }

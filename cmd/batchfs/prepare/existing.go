@@ -108,7 +108,7 @@ func (o *options) withoutOutput(inputs []*input.File, args []string) []*input.Fi
 	})
 }
 
-// staleFiles returns the token files of an earlier run in DIR. It returns an error if DIR has a
+// staleFiles returns the files of an earlier run in DIR. It returns an error if DIR has a
 // file that must not be replaced.
 func (o *options) staleFiles(p *plan) ([]string, error) {
 	entries, err := os.ReadDir(o.dir)

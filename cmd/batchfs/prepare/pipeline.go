@@ -29,7 +29,7 @@ type pipeline struct {
 
 // encodeInputs reads the inputs of a plan, starting at a position, encodes them on all processors,
 // and calls write with each chunk in order. After an error or a cancellation, it does not wait for
-// the reader, which may be blocked by a pipe or a disk. The reader decompresses parquet files in
+// the reader, which may be blocked by a pipe or a disk. The reader spools files of rows in
 // scratchDir.
 func encodeInputs(ctx context.Context, p *plan, from position, scratchDir string, write func(*chunk) error) error {
 	ctx, cancel := context.WithCancel(ctx)

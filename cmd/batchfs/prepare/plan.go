@@ -171,7 +171,7 @@ type encoding struct {
 	eot            int64        // end-of-text token, or -1
 	eotBegins      bool         // whether eot begins documents instead of ending them
 	replaceInvalid bool         // whether to replace invalid bytes by U+FFFD
-	skipInvalid    bool         // whether to leave out documents that are not UTF-8
+	skipInvalid    bool         // whether to leave out documents that cannot be used
 	anyBytes       bool         // whether text need not be UTF-8
 	nameStarts     []*nameStart // beginnings of the names of special tokens to count
 }
