@@ -322,7 +322,7 @@ func TestLogsOfMounts(t *testing.T) {
 		e2e.CheckOutput(t, "ok   log: "+log+"\n", e2e.Batchfs, "doctor", dir)
 
 		pid := regexp.MustCompile(`running in the background, process (\d+), log `).FindStringSubmatch(string(out))[1]
-		e2e.Run(t, "kill", "-KILL", pid)
+		e2e.NoError(t, syscall.Kill(e2e.Must(strconv.Atoi(pid))(t), syscall.SIGKILL))
 		e2e.Await(t, "the doctor to say where the log of the dead mount is", func() (any, bool) {
 			said, _, err := e2e.Try(t, "env", "XDG_STATE_HOME="+state, e2e.Batchfs, "doctor", dir)
 			return said, err != nil && strings.Contains(said, "is dead: ") && strings.Contains(said, "ok   log: "+log+", unless ")
