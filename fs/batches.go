@@ -65,7 +65,7 @@ type BatchList interface {
 	ReadTokens(dst []byte, off int64) error
 
 	// ReadBatchJSON fills dst with the bytes of batch/<k>.json, starting at byte off. The range
-	// must lie within BatchJSONLen, which is the same for every k.
+	// must lie within BatchJSONLen, which is the same for every k. Errors are those of Read.
 	ReadBatchJSON(dst []byte, k uint64, off int64) error
 	BatchJSONLen() int64
 

@@ -470,7 +470,7 @@ func (s *supervisor) processFailed(p *workerProcess, why error) error {
 		}
 		return nil
 	case served:
-		if p.isRestart || s.lastFailure != nil { // its msgServing was still queued
+		if p.isRestart || s.lastFailure != nil || s.servingSince.IsZero() { // msgServing was queued
 			s.recordServing()
 		}
 		s.drainSnapshots()

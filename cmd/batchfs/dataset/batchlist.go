@@ -128,6 +128,9 @@ func (b *BatchList) Check(k uint64) error {
 
 // ReadBatchJSON fills dst with batch/<k>.json, starting at byte off; see [Origins.Read].
 func (b *BatchList) ReadBatchJSON(dst []byte, k uint64, off int64) error {
+	if err := b.CheckEnd(k); err != nil {
+		return err
+	}
 	return b.origins().Read(dst, k, off)
 }
 

@@ -3,10 +3,12 @@ package dataset
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -105,6 +107,10 @@ func TestShorterSequence(t *testing.T) {
 	must(t, err)
 	if d.MaxSteps() >= before || d.MaxSteps() != d.Sequence.Batches() || d.Steps != before {
 		t.Errorf("sequence.bin has %d batches, and batches.npy %d; both had %d", d.MaxSteps(), d.Steps, before)
+	}
+	// A file that was opened before fails, too.
+	if err := d.BatchList(nil).ReadBatchJSON(make([]byte, 1), before-1, 0); !errors.Is(err, syscall.ENODATA) {
+		t.Errorf("batch/%d.json: error %v, want one that matches ENODATA", before-1, err)
 	}
 	mustWith(t, d, fmt.Sprintf("steps=%d", before))
 	if _, err := d.With(fmt.Sprintf("steps=%d", before+1)); err == nil {

@@ -45,3 +45,13 @@ func FuzzTextOf(f *testing.F) {
 		}
 	})
 }
+
+// A line that is a list ends with it.
+func TestListLine(t *testing.T) {
+	for line, want := range map[string]bool{`["a", "b"] `: true, `["a"] x`: false, `["a"]["b"]`: false, `["a"`: false, `["a",]`: false} {
+		texts, _, err := NewFinder([]Field{New("*", 0)}, false).Texts([]byte(line))
+		if (err == nil) != want {
+			t.Errorf("%s: %q, error %v", line, texts, err)
+		}
+	}
+}

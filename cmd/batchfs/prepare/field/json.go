@@ -43,7 +43,16 @@ func elements(value jsontext.Value) (all []jsontext.Value, err error) {
 		end := d.InputOffset()
 		all = append(all, value[end-int64(len(next)):end])
 	}
-	return all, nil
+	d.ReadToken()
+	return all, checkEnd(d)
+}
+
+// checkEnd returns an error if more follows the value that a decoder has read.
+func checkEnd(d *jsontext.Decoder) error {
+	if _, err := d.ReadToken(); err != io.EOF {
+		return cmp.Or(err, errors.New("found more text after it"))
+	}
+	return nil
 }
 
 // member parses a whole object, and returns its last member with this name, or nil. It calls other,
@@ -79,10 +88,7 @@ func member(object jsontext.Value, name string, other func(name []byte, value js
 		}
 	}
 	d.ReadToken()
-	if _, err := d.ReadToken(); err != io.EOF {
-		return nil, cmp.Or(err, errors.New("found more text after it"))
-	}
-	return value, nil
+	return value, checkEnd(d)
 }
 
 // describe says what a value is, for messages.
