@@ -62,7 +62,7 @@ func TestImports(t *testing.T) {
 		"cmd/batchfs/prepare/field": nil,
 		"cmd/batchfs/prepare/input": {"cache/blob", "cache/format", "cache/store", "cmd/batchfs/config", "cmd/batchfs/prepare/units"},
 		"cmd/batchfs/prepare/rows":  {"cache/format", "cmd/batchfs/prepare/field", "cmd/batchfs/prepare/input"},
-		"cmd/batchfs/prepare": {"cache/format", "cmd/batchfs/command", "cmd/batchfs/config", "cmd/batchfs/prepare/bpe", "cmd/batchfs/prepare/field", "cmd/batchfs/prepare/input", "cmd/batchfs/prepare/rows",
+		"cmd/batchfs/prepare": {"cache/blob", "cache/format", "cmd/batchfs/command", "cmd/batchfs/config", "cmd/batchfs/prepare/bpe", "cmd/batchfs/prepare/field", "cmd/batchfs/prepare/input", "cmd/batchfs/prepare/rows",
 			"cmd/batchfs/prepare/units", "cmd/batchfs/terminal", "cmd/batchfs/vocabulary", "internal/privatedir", "internal/printable"},
 		"cmd/batchfs/plan": {"cache", "cache/array", "cache/blob", "cache/blocks", "cache/format", "cache/localfile", "cmd/batchfs/chart", "cmd/batchfs/command", "cmd/batchfs/config",
 			"cmd/batchfs/dataset", "cmd/batchfs/terminal", "internal/printable", "sampler"},

@@ -65,6 +65,9 @@ func (r *Remote) MemoryBytes() int64 {
 	return r.cache.MemoryBytes()
 }
 
+// IsURL reports whether name is a URL, of an object or of something that batchfs does not read.
+func IsURL(name string) bool { return strings.Contains(name, "://") }
+
 // IsRemote reports whether name is the URL of an object, not the path of a file.
 func IsRemote(name string) bool {
 	_, ok := store.Parse(name)

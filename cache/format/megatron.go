@@ -110,8 +110,7 @@ func (idx *Input) megatron(path string, size int64) (f Format, ends Ends, err er
 	isFairseq := uint64(idx.Size) == megatronHeader-8+12*n
 	if head.Version != 1 || f.DType == "" || isFairseq {
 		return f, ends, fmt.Errorf("%s is not an index as Megatron-LM writes it, but of another tool, such as fairseq or Fast-LLM "+
-			"(version %d, dtype %d); to read %s without it, set format = \"headerless\" and %s = %q, or whichever it is", idx.Path, head.Version, head.DType, path,
-			idx.dtypeKey(), cmp.Or(f.DType, array.Uint16))
+			"(version %d, dtype %d); %s, or whichever it is", idx.Path, head.Version, head.DType, idx.withoutIndex(path, cmp.Or(f.DType, array.Uint16)))
 	}
 	const most = 1 << 56 // keeps the sizes below from overflowing
 	want := megatronHeader + 12*n + 8*d
@@ -132,6 +131,11 @@ func (idx *Input) megatron(path string, size int64) (f Format, ends Ends, err er
 	}
 	f.Count = size / width
 	return f, ends, nil
+}
+
+// withoutIndex says how to read the file at path without this index.
+func (idx *Input) withoutIndex(path string, dtype array.DType) string {
+	return fmt.Sprintf("to read %s without it, set format = \"headerless\" and %s = %q", path, idx.dtypeKey(), dtype)
 }
 
 // megatronEnds finds the ends of the documents of the file at path, which has size bytes.
@@ -179,8 +183,7 @@ func (idx *Input) checkContiguous(e Ends, dtype array.DType, path string, size i
 			switch {
 			case from < 0, next != want && uint32(next) == uint32(want) && (n+1 < count || isLast):
 				return fmt.Errorf("%s: the offset of sequence %d, or of the next one, overflowed, as in some tools with NumPy 2 beyond 2 GiB; "+
-					"write the index again with a newer version, or, to read %s without it, set format = \"headerless\" and token_dtype = %q",
-					idx.Path, first+n, path, dtype)
+					"write the index again with a newer version, or, %s", idx.Path, first+n, idx.withoutIndex(path, dtype))
 			case !good:
 				return fmt.Errorf("%s: sequence %d begins at byte %d of %s and has %d tokens of %d bytes, but the sequences before and "+
 					"after it lie elsewhere: batchfs serves only sequences that lie one after the other; rewrite them with Megatron-LM's "+

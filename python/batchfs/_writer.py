@@ -162,7 +162,8 @@ class Writer:
             ArgumentError: the document is wrong. Nothing of it was added.
             Error: the files cannot be written.
         """
-        with self._open():
+        with self._locked():
+            self._check_open()
             self._add(ids, split, arrays)
 
     def _add(self, ids: Any, split: str | None, arrays: dict[str, Any]) -> None:
@@ -190,12 +191,12 @@ class Writer:
 
     def close(self) -> None:
         """Completes the files. Without a ``with``, call it at the end."""
-        with contextlib.nullcontext() if os.getpid() != self._pid else self._lock:
-            if self._status != "closed":
-                self._close()
-
-    def _close(self) -> None:
-        with self._open():
+        if self._status == "closed":
+            return
+        with self._locked():
+            if self._status == "closed":  # another thread was faster
+                return
+            self._check_open()
             try:
                 with self._writing():
                     self._write()
@@ -230,16 +231,18 @@ class Writer:
         raise TypeError(f"a writer cannot be copied or pickled: {_PROCESSES}")
 
     @contextlib.contextmanager
-    def _open(self) -> Generator[None]:
-        """Holds the lock of an open writer of this process."""
+    def _locked(self) -> Generator[None]:
+        """Holds the lock of a writer of this process."""
         if os.getpid() != self._pid:
             raise Error(f"this writer belongs to process {self._pid}: {_PROCESSES}")
         with self._lock:
-            if self._status == "failed":
-                raise Error(f"{self._work.path}: an earlier write failed or was interrupted: continue with writer(..., resume=True)")
-            if self._status == "closed":
-                raise Error(f"{self.directory}: this writer is closed")
             yield
+
+    def _check_open(self) -> None:
+        if self._status == "failed":
+            raise Error(f"{self._work.path}: an earlier write failed or was interrupted: continue with writer(..., resume=True)")
+        if self._status == "closed":
+            raise Error(f"{self.directory}: this writer is closed")
 
     @contextlib.contextmanager
     def _writing(self) -> Generator[None]:

@@ -35,6 +35,16 @@ func NeedFUSE(t testing.TB) {
 	SkipOrFail(t, "no FUSE: %v", err)
 }
 
+// PublicDir makes a directory that other users may enter, unlike t.TempDir(), and removes it at the
+// end of the test.
+func PublicDir(t testing.TB) string {
+	t.Helper()
+	dir := Must(os.MkdirTemp("", "batchfs-user-"))(t)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	NoError(t, os.Chmod(dir, 0o755))
+	return dir
+}
+
 // SkipOrFail skips a test because something is missing on this machine. In CI, it fails the test.
 func SkipOrFail(t testing.TB, format string, args ...any) {
 	t.Helper()

@@ -16,8 +16,7 @@ import (
 // directory; on NFS, root_squash has the same effect.
 func TestUnreachableMountpoint(t *testing.T) {
 	letUsersMount(t)
-	home := e2e.Must(os.MkdirTemp("", "batchfs-user-"))(t)
-	t.Cleanup(func() { os.RemoveAll(home) })
+	home := e2e.PublicDir(t)
 	e2e.PrintLogsOfFailure(t, home)
 	data := filepath.Dir(e2e.WriteTokens(t, filepath.Join(home, "train.bin"), 60_000, 2))
 	open, closed := filepath.Join(home, "open", "mnt"), filepath.Join(home, "closed", "mnt")
@@ -26,7 +25,6 @@ func TestUnreachableMountpoint(t *testing.T) {
 		t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
 	}
 	e2e.Run(t, "chown", "-R", "65534:65534", home)
-	e2e.NoError(t, os.Chmod(home, 0o755))
 	e2e.NoError(t, os.Chmod(filepath.Dir(closed), 0o700))
 	runProgram := func(args ...string) (string, error) {
 		return e2e.RunAs(t, 0, 0, append([]string{"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-dac_override,-dac_read_search",

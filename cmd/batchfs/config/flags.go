@@ -232,7 +232,7 @@ func dataNames(dir string, remote *blob.Remote) (names []string, err error) {
 			"if it is Parquet, also name the column with --field", dir, setTokens, printable.ShellArg(dir))
 	}
 	if errors.Is(err, os.ErrNotExist) {
-		if strings.Contains(dir, "://") {
+		if blob.IsURL(dir) {
 			return nil, fmt.Errorf("--data %s: URLs must begin with s3:// or gs://; download other files, and name their directory", dir)
 		}
 		return nil, fmt.Errorf("--data %s: no such directory; name one that has train.bin, or create it from text with batchfs prepare TEXT --out %s", dir, printable.ShellArg(dir))

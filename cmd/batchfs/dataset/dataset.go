@@ -118,7 +118,7 @@ func (o *Opener) open(s *config.Split, previous [][]*cache.Array, p *FileCounter
 	if err != nil {
 		return nil, err
 	}
-	return o.newDataset(s, f, splitSnapshot{})
+	return o.newDataset(s, f, nil, nil, nil)
 }
 
 // openFiles opens the files of a split, and completes it from vocab.json; see open. known has the
@@ -222,11 +222,13 @@ func openArray(spec ArraySpec, n int, previous []*cache.Array, p *FileCounter) (
 	return cache.Open(spec.Files, spec.Options)
 }
 
-// newDataset binds token files to the settings of a split. from has the row counts of an earlier
-// Dataset of the split, which saves counting, its schedule and the settings it was mounted with;
-// all may be nil.
-func (o *Opener) newDataset(s *config.Split, f openedFiles, from splitSnapshot) (*Dataset, error) {
-	d := &Dataset{openedFiles: f, arrays: slices.Concat(f.sources...), counts: from.RowCounts, remote: o.Remote, tables: o.Tables}
+// newDataset binds token files to the settings of a split. The other arguments are those of an
+// earlier Dataset of the split, or nil: its row counts, which saves counting, its schedule, and the
+// settings with which it was mounted.
+func (o *Opener) newDataset(
+	s *config.Split, f openedFiles, counts []sampler.RowCounts, schedule *sampler.Schedule, mounted *sampler.Settings,
+) (*Dataset, error) {
+	d := &Dataset{openedFiles: f, arrays: slices.Concat(f.sources...), counts: counts, remote: o.Remote, tables: o.Tables}
 	d.formatsDigest = sync.OnceValue(func() string { return digestFormats(f.sources) })
 	d.sourceFormats = sync.OnceValue(func() (list []string) {
 		for i := range f.sources {
@@ -243,7 +245,7 @@ func (o *Opener) newDataset(s *config.Split, f openedFiles, from splitSnapshot) 
 	for range d.blobs() {
 		d.fileCount++
 	}
-	if err := d.bindSettings(s, from.Schedule, from.Mounted); err != nil {
+	if err := d.bindSettings(s, schedule, mounted); err != nil {
 		return nil, fmt.Errorf("splits.%s: %w", s.Name, err)
 	}
 	return d, nil

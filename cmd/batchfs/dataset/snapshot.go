@@ -211,7 +211,7 @@ func (s *Snapshot) open(split *config.Split, o *Opener) (*Dataset, error) {
 			f.sources[i] = append(f.sources[i], array)
 		}
 	}
-	d, err := o.newDataset(&withState, f, *data)
+	d, err := o.newDataset(&withState, f, data.RowCounts, data.Schedule, data.Mounted)
 	if err != nil {
 		return nil, err
 	}

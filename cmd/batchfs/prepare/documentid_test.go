@@ -48,7 +48,7 @@ func TestPrepareDocumentIDs(t *testing.T) {
 		documents[i] = fmt.Sprintf("%d: %s", i, documents[i]) // to tell them apart
 	}
 	documents[7] = "" // is left out, and so is its id
-	writeFilesHere(t, map[string]string{"a.jsonl": linesWithIDs(documents)})
+	testfiles.WriteHere(t, map[string]string{"a.jsonl": linesWithIDs(documents)})
 	for format, endsOf := range map[string]string{"headerless": ".index", "npy": ".index", "datatrove": ".index"} {
 		runtime.GOMAXPROCS(1 + len(format)%3)
 		prepared(t, "a.jsonl --by byte --id meta.id --val 0.2 --shard-tokens 9000 --force --out out --format "+format)
@@ -103,7 +103,7 @@ func TestPrepareDocumentIDsOfRows(t *testing.T) {
 		text, _ := json.Marshal(d)
 		fmt.Fprintf(&b, "{\"id\": %d, \"text\": %s, \"list\": [%[1]d]}\n", i, text)
 	}
-	writeFilesHere(t, map[string]string{"a.jsonl": b.String(), "a.parquet": parquetOf(t, documents)})
+	testfiles.WriteHere(t, map[string]string{"a.jsonl": b.String(), "a.parquet": parquetOf(t, documents)})
 	for _, test := range []struct{ args, want string }{
 		{"a.jsonl --by byte", "0\n2\n3\n"},
 		{"a.parquet --by byte", "0\n2\n3\n"},
@@ -132,7 +132,7 @@ func TestPrepareDocumentIDsWithoutNumber(t *testing.T) {
 	}
 	var file bytes.Buffer
 	testfiles.NoError(t, parquetgo.Write(&file, []row{{"a", 0}, {"b", math.NaN()}, {"c", math.Inf(-1)}, {"d", 1.5}}))
-	writeFilesHere(t, map[string]string{"a.parquet": file.String(),
+	testfiles.WriteHere(t, map[string]string{"a.parquet": file.String(),
 		"a.jsonl": `{"text":"a","id":0}` + "\n" + `{"text":"b","id":NaN}` + "\n" + `{"text":"c","id":-Infinity}` + "\n" + `{"id": 1.5 ,"text":"d"}`})
 	for _, name := range []string{"a.parquet", "a.jsonl"} {
 		prepared(t, name+" --by byte --id id --val 0 --force --out out")
@@ -156,7 +156,7 @@ func TestPrepareNullStructs(t *testing.T) {
 	testfiles.NoError(t, parquetgo.Write(&file, []row{{"a", &meta{7, "x"}}, {"b", nil}}))
 	schema := arrow.NewSchema([]arrow.Field{{Name: "text", Type: arrow.BinaryTypes.String}, {Name: "meta", Nullable: true, Type: arrow.StructOf(
 		arrow.Field{Name: "id", Type: arrow.PrimitiveTypes.Int64, Nullable: true}, arrow.Field{Name: "body", Type: arrow.BinaryTypes.String, Nullable: true})}}, nil)
-	writeFilesHere(t, map[string]string{"a.parquet": file.String(),
+	testfiles.WriteHere(t, map[string]string{"a.parquet": file.String(),
 		"a.arrow": arrowOf(t, schema, `{"text":"a","meta":{"id":7,"body":"x"}}`+"\n"+`{"text":"b","meta":null}`, false)})
 	for _, name := range []string{"a.parquet", "a.arrow"} {
 		prepared(t, name+" --by byte --mask text:0,meta.body:1 --id meta.id --val 0 --force --out out")
@@ -173,7 +173,7 @@ func TestPrepareNullStructs(t *testing.T) {
 	text := arrow.Field{Name: "content", Type: arrow.BinaryTypes.String}
 	message := arrow.StructOf(text, arrow.Field{Name: "call", Nullable: true, Type: arrow.StructOf(text)})
 	chats := arrow.NewSchema([]arrow.Field{{Name: "messages", Type: arrow.ListOf(message)}}, nil)
-	writeFilesHere(t, map[string]string{"a.arrow": arrowOf(t, chats, `{"messages":[{"content":"x","call":null}]}`, false)})
+	testfiles.WriteHere(t, map[string]string{"a.arrow": arrowOf(t, chats, `{"messages":[{"content":"x","call":null}]}`, false)})
 	if said := prepared(t, "a.arrow --by byte --mask messages.*.content:1 --val 0 --out out"); strings.Contains(said, "dropped") {
 		t.Errorf("said %q", said)
 	}
@@ -188,7 +188,7 @@ func TestPrepareUnsignedIDs(t *testing.T) {
 	}
 	var file bytes.Buffer
 	testfiles.NoError(t, parquetgo.Write(&file, []row{{1, 2, []uint32{3}}, {1<<64 - 1, 1<<32 - 1, []uint32{1<<32 - 2}}}))
-	writeFilesHere(t, map[string]string{"a.parquet": file.String()})
+	testfiles.WriteHere(t, map[string]string{"a.parquet": file.String()})
 	for id, want := range map[string]string{"hash": "1\n18446744073709551615\n", "sum": "2\n4294967295\n"} {
 		prepared(t, "a.parquet --ids ids --vocab-size 4294967295 --val 0 --force --out out --id "+id)
 		if got := filesOf(t, "out"); got["train.bin.ids"] != want || got["train.bin"] != "\x03\x00\x00\x00\xfe\xff\xff\xff" {
@@ -207,7 +207,7 @@ func TestPrepareUnreadableIDs(t *testing.T) {
 	}
 	var file bytes.Buffer
 	testfiles.NoError(t, parquetgo.Write(&file, []row{{"a", [16]byte{}, 1234, 1234}}))
-	writeFilesHere(t, map[string]string{"a.parquet": file.String()})
+	testfiles.WriteHere(t, map[string]string{"a.parquet": file.String()})
 	wantError(t, "a.parquet --by byte --val 0 --out out --id uuid", "a.parquet: column uuid has UUIDs, which --id does not read from Parquet: write it as text, or choose another one")
 	wantError(t, "a.parquet --by byte --val 0 --out out --id price", "a.parquet: column price has decimals, which --id does not read")
 	prepared(t, "a.parquet --by byte --val 0 --out out --id whole")
@@ -217,7 +217,7 @@ func TestPrepareUnreadableIDs(t *testing.T) {
 }
 
 func TestPrepareDocumentIDErrors(t *testing.T) {
-	writeFilesHere(t, map[string]string{"a.jsonl": `{"text": "a", "id": 1}` + "\n" + `{"text": "b", "id": {"n": 1}}` + "\n" + `{"text": "c"}` + "\n",
+	testfiles.WriteHere(t, map[string]string{"a.jsonl": `{"text": "a", "id": 1}` + "\n" + `{"text": "b", "id": {"n": 1}}` + "\n" + `{"text": "c"}` + "\n",
 		"a.txt": "text", "a.parquet": parquetOf(t, []string{"a"})})
 	for args, want := range map[string]string{
 		"a.jsonl --id id":           "line 2: field id is not a single value but an object; to leave such lines out, use --invalid skip",

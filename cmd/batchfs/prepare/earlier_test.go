@@ -23,7 +23,7 @@ func TestPrepareContinuesAnEarlierVersion(t *testing.T) {
 	earlier, err := filepath.Abs("testdata/earlier")
 	testfiles.NoError(t, err)
 	documents := strings.Split(strings.Repeat("one two three four five six seven eight nine ten ", 3), " ")
-	writeFilesHere(t, map[string]string{"in/a.jsonl": lines(documents[:20]), "in/b.jsonl": lines(documents[20:])})
+	testfiles.WriteHere(t, map[string]string{"in/a.jsonl": lines(documents[:20]), "in/b.jsonl": lines(documents[20:])})
 	for _, name := range []string{"in/a.jsonl", "in/b.jsonl"} {
 		written := time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
 		testfiles.NoError(t, os.Chtimes(name, written, written))

@@ -45,7 +45,7 @@ func TestPrepareIDs(t *testing.T) {
 		arrow.Field{Name: "attention_mask", Type: arrow.ListOf(arrow.FixedWidthTypes.Boolean)},
 	)}}, nil)
 	const rows = `{"a.b": {"ids": [1, 2, 3], "attention_mask": [false, true, true]}}` + "\n" + `{"a.b": {"ids": [255], "attention_mask": [true]}}` + "\n"
-	writeFilesHere(t, map[string]string{
+	testfiles.WriteHere(t, map[string]string{
 		"plain.jsonl":  "\ufeff\n{\"input_ids\": [], \"score\": NaN}\n {\"score\": -Infinity, \"input_ids\" : [ 2,3 ]}\r\n{\"input_ids\":null}\n{\"input_ids\":[255]}",
 		"nested.jsonl": rows,
 		"dotted.jsonl": strings.ReplaceAll(strings.ReplaceAll(rows, `{"a.b": `, ""), "}}", "}"),
@@ -122,7 +122,7 @@ func TestPrepareIDsErrors(t *testing.T) {
 	schema := arrow.NewSchema([]arrow.Field{
 		{Name: "floats", Type: arrow.ListOf(arrow.PrimitiveTypes.Float64)}, {Name: "id", Type: arrow.PrimitiveTypes.Int64},
 	}, nil)
-	writeFilesHere(t, map[string]string{
+	testfiles.WriteHere(t, map[string]string{
 		"a.jsonl": `{"input_ids": [1], "labels": [-100]}` + "\n", "a.txt": "1 2", "a.arrow": arrowOf(t, schema, `{"floats": [1.0], "id": 1}`, false),
 	})
 	const size = " --vocab-size 10 --val 0 --out out"
@@ -150,7 +150,7 @@ func TestPrepareIDsErrors(t *testing.T) {
 // Looking for labels ends at a row that stops the run anyway, and otherwise after 10,000 rows.
 func TestLookForLabelsEnds(t *testing.T) {
 	useSmallChunks(t, 1<<10, 1<<20)
-	writeFilesHere(t, map[string]string{"a.jsonl": strings.Repeat("{\"ids\": []}\n", 3*minLines), "b.jsonl": `{"ids": [1], "labels": [1]}`})
+	testfiles.WriteHere(t, map[string]string{"a.jsonl": strings.Repeat("{\"ids\": []}\n", 3*minLines), "b.jsonl": `{"ids": [1], "labels": [1]}`})
 	for skip, most := range map[bool]int64{false: 4 << 10, true: 2 * 12 * minLines} {
 		e := encoding{ids: true, fields: []field.Field{field.New("ids", 1)}, skipInvalid: skip}
 		if !skip {
@@ -180,7 +180,7 @@ func TestPrepareIDsContinues(t *testing.T) {
 		ids := strings.ReplaceAll(fmt.Sprint(rng.Perm(1+rng.IntN(40))), " ", ",")
 		fmt.Fprintf(&good, "{\"input_ids\": %s, \"labels\": %[1]s}\n", ids)
 	}
-	writeFilesHere(t, map[string]string{"good/a.jsonl": good.String(), "bad/a.jsonl": good.String(),
+	testfiles.WriteHere(t, map[string]string{"good/a.jsonl": good.String(), "bad/a.jsonl": good.String(),
 		"bad/b.jsonl": `{"input_ids": [40], "labels": [40]}` + "\n"})
 	// A checkpoint is saved after each shard.
 	const args = " --ids input_ids --vocab-size 40 --val 0.1 --shard-tokens 2000 --out "
@@ -244,7 +244,7 @@ func TestTasksOfIDs(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(1, 2))
 			rows := func(i, n int) string { return idRowsOf(rng, n, test.eotAt[i], test.labeled) }
-			writeFilesHere(t, map[string]string{"in/a.jsonl": rows(0, 300), "in/b.jsonl.gz": gzipped(rows(1, 100)), "in/c.arrow": arrowOf(t, schema, rows(2, 100), true)})
+			testfiles.WriteHere(t, map[string]string{"in/a.jsonl": rows(0, 300), "in/b.jsonl.gz": gzipped(rows(1, 100)), "in/c.arrow": arrowOf(t, schema, rows(2, 100), true)})
 			args := " in --ids input_ids " + test.args
 			prepared(t, "--out whole"+args)
 			said := prepared(t, "--plan plan.json --unit-bytes 10000"+args)
@@ -309,7 +309,7 @@ func TestPlanDecidesAboutLabels(t *testing.T) {
 		{without, with, "line 2 of b.jsonl has labels, but the rows of the plan have none: write another plan",
 			"unit 000001 (b.jsonl): b.jsonl: line 2: has labels, but the first row of the plan has none: prepare rows with and without them separately"},
 	} {
-		writeFilesHere(t, map[string]string{"a.jsonl": empty + broken + test.first, "b.jsonl": empty + test.other, "c.jsonl": empty, "d.jsonl": test.first})
+		testfiles.WriteHere(t, map[string]string{"a.jsonl": empty + broken + test.first, "b.jsonl": empty + test.other, "c.jsonl": empty, "d.jsonl": test.first})
 		prepared(t, "--plan plan.json a.jsonl"+options)
 		before := filesOf(t, ".")["plan.json"]
 		wantError(t, "--plan plan.json a.jsonl b.jsonl"+options, "--plan plan.json: "+test.refused)

@@ -34,7 +34,7 @@ func TestItems(t *testing.T) {
 	for i := range 100 {
 		long = append(long, fmt.Sprint("text ", i))
 	}
-	writeFilesHere(t, map[string]string{
+	testfiles.WriteHere(t, map[string]string{
 		"a.txt":   "first\n\n  of two \r\n\nlast\xff",
 		"b.jsonl": `{"q": {"t": "first"}}` + "\n\n" + `{"q.t": " of two\nlines "}` + "\n" + `{"q": {"t": ""}}`,
 		"c.arrow": arrowOfTexts(t, documents), "d.parquet": parquetOf(t, documents), "e.gz": gzipped(strings.Join(long, "\n")),
@@ -115,7 +115,7 @@ func windowsOf(tokens []uint32, n int) (all [][]uint32) {
 
 // The tokenizer is that of the manifest, and no other.
 func TestTokenizerOfItems(t *testing.T) {
-	writeFilesHere(t, map[string]string{"a.txt": "abba zac"})
+	testfiles.WriteHere(t, map[string]string{"a.txt": "abba zac"})
 	prepared(t, "a.txt --by gpt2 --val 0 --out gpt2")
 	prepared(t, "a.txt --by char --val 0 --out char")
 	manifest := func(dir string) *vocabulary.Manifest {

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"batchfs/cmd/batchfs/internal/testfiles"
 )
 
 // unusableLines are lines without the field text, by what is wrong with them.
@@ -39,7 +41,7 @@ func TestPrepareUnusableLines(t *testing.T) {
 				usable.WriteString(text)
 				add(text)
 			}
-			writeFilesHere(t, map[string]string{"a.jsonl": textLine("first") + line + "\n" + textLine("last")})
+			testfiles.WriteHere(t, map[string]string{"a.jsonl": textLine("first") + line + "\n" + textLine("last")})
 			wantError(t, "a.jsonl --by pairs --val 0 --out out", "a.jsonl: line 2")
 			wantError(t, "a.jsonl --by pairs --val 0 --out out", "--invalid skip")
 			prepared(t, "a.jsonl --by pairs --val 0 --out out --invalid skip")
@@ -53,7 +55,7 @@ func TestPrepareUnusableLines(t *testing.T) {
 		}
 	}
 	for _, ending := range []string{"", "\n"} {
-		writeFilesHere(t, map[string]string{"b/a.jsonl": usable.String(), "d/a.jsonl": strings.TrimSuffix(all.String(), "\n") + ending})
+		testfiles.WriteHere(t, map[string]string{"b/a.jsonl": usable.String(), "d/a.jsonl": strings.TrimSuffix(all.String(), "\n") + ending})
 		prepared(t, "b --by pairs --val 0.2 --out want")
 		said := prepared(t, "d --by pairs --val 0.2 --out out --invalid skip")
 		got, want := filesOf(t, "out"), filesOf(t, "want")
@@ -73,7 +75,7 @@ func TestPrepareContinuesWithoutUnusableLines(t *testing.T) {
 	useSmallChunks(t, 1<<10, 1<<20)
 	usable := lines(someDocuments(300, 300))
 	all := usable + "{\"txet\": 1}\n" + textLine("last")
-	writeFilesHere(t, map[string]string{"a.jsonl": all, "b.jsonl": usable + textLine("last")})
+	testfiles.WriteHere(t, map[string]string{"a.jsonl": all, "b.jsonl": usable + textLine("last")})
 	// A checkpoint is saved after each shard.
 	const args = " --by pairs --val 0.1 --shard-tokens 2000 --out "
 	wantError(t, "a.jsonl"+args+"out", "has no field text: choose one with --field or --mask; there are [\"txet\"]; to leave such lines out, use --invalid skip; run the same command again to continue")
@@ -90,7 +92,7 @@ func TestPrepareContinuesWithoutUnusableLines(t *testing.T) {
 
 // What is counted in the texts after an unusable line is not lost.
 func TestPrepareCountsAfterUnusableLines(t *testing.T) {
-	writeFilesHere(t, map[string]string{"a.jsonl": textLine("first") + "{}\n", "b": "<|endoftext|>"})
+	testfiles.WriteHere(t, map[string]string{"a.jsonl": textLine("first") + "{}\n", "b": "<|endoftext|>"})
 	const want = "encoded as ordinary text: 1 name of a special token"
 	if said := prepared(t, "a.jsonl b --by gpt2 --val 0 --out out --invalid skip"); !strings.Contains(said, want) {
 		t.Errorf("said %q, want %q", said, want)
@@ -109,7 +111,7 @@ func TestPrepareTooManyUnusableLines(t *testing.T) {
 					all.WriteString("{\"text\": \"a\"}\n")
 				}
 			}
-			writeFilesHere(t, map[string]string{"a.jsonl": all.String()})
+			testfiles.WriteHere(t, map[string]string{"a.jsonl": all.String()})
 			if args := "a.jsonl --by byte --val 0 --out out --invalid skip"; fails && share < 10 {
 				wantError(t, args, "lines cannot be used, which is more than 10%, so perhaps an option is wrong: has no field text (")
 			} else {
@@ -124,16 +126,16 @@ func TestPrepareTooManyLongLines(t *testing.T) {
 	useSmallChunks(t, 1<<10, 4<<10)
 	line := "{\"text\": \"a\"}\n"
 	long := "{\"text\": \"" + strings.Repeat("a", 5<<10) + "\"}\n"
-	writeFilesHere(t, map[string]string{"a.jsonl": strings.Repeat(strings.Repeat(line, 7)+long, minLines/8+1)})
+	testfiles.WriteHere(t, map[string]string{"a.jsonl": strings.Repeat(strings.Repeat(line, 7)+long, minLines/8+1)})
 	wantError(t, "a.jsonl --by byte --val 0 --out out --invalid skip", "lines cannot be used, which is more than 10%, so perhaps an option is wrong: "+tooLong)
 	rows := slices.Repeat([]string{"a", "a", "a", "a", "a", "a", "a", strings.Repeat("a", 5<<10)}, minLines/8+1)
-	writeFilesHere(t, map[string]string{"a.parquet": parquetOf(t, rows)})
+	testfiles.WriteHere(t, map[string]string{"a.parquet": parquetOf(t, rows)})
 	wantError(t, "a.parquet --by byte --val 0 --out out --invalid skip", "rows cannot be used, which is more than 10%, so perhaps an option is wrong: "+tooLong)
 }
 
 // A run without documents says why there are none.
 func TestPrepareNoDocuments(t *testing.T) {
-	writeFilesHere(t, map[string]string{"a.jsonl": "{}\n", "b.jsonl": "{\"text\": \"\"}\n", "empty": ""})
+	testfiles.WriteHere(t, map[string]string{"a.jsonl": "{}\n", "b.jsonl": "{\"text\": \"\"}\n", "empty": ""})
 	wantError(t, "a.jsonl --by byte --val 0 --out out --invalid skip", "the inputs have no documents: left out because they cannot be used: 1 line: has no field text (1, the first is line 1 of a.jsonl)")
 	wantError(t, "b.jsonl --by byte --val 0 --out out", "the inputs have no documents: left out because they have no text: 1 document; the first is line 1 of b.jsonl")
 	wantError(t, "empty --by byte --val 0 --out out", "the inputs have no documents")
@@ -184,7 +186,7 @@ func TestPrepareByteOrderMarks(t *testing.T) {
 	const mark = "\ufeff"
 	one, two := mark+textLine("a")+mark+"\n", mark+textLine("b"+mark)+"\n"+mark+textLine("c")
 	for name, content := range map[string]string{"a.jsonl": one + two, "a.jsonl.gz": gzipped(one) + gzipped(two), "a.jsonl.zst": zstandard(one) + zstandard(two)} {
-		writeFilesHere(t, map[string]string{name: content})
+		testfiles.WriteHere(t, map[string]string{name: content})
 		prepared(t, name+" --by byte --val 0 --out out")
 		if text := decoded(readManifest(t), readTokens(t, "out/train.bin")); text != "ab"+mark+"c" {
 			t.Errorf("%s: tokens say %q", name, text)
@@ -209,7 +211,7 @@ func TestPrepareKeysWithDots(t *testing.T) {
 		{"x.m.*.t", `{"x.m": [{"t": "1"}, {"t": "2"}]}`, "12"},
 		{"x.m[r=u].t", `{"x.m": [{"t": "1", "r": "u"}, {"t": "2", "r": "v"}]}`, "1"},
 	} {
-		writeFilesHere(t, map[string]string{"a.jsonl": test.line + "\n"})
+		testfiles.WriteHere(t, map[string]string{"a.jsonl": test.line + "\n"})
 		for _, args := range []string{"--field " + test.field, "--mask " + test.field + ":1"} {
 			if strings.Contains(args, "--mask") && strings.Contains(test.field, "[") {
 				continue // the others have mask 0
@@ -220,7 +222,7 @@ func TestPrepareKeysWithDots(t *testing.T) {
 			}
 		}
 	}
-	writeFilesHere(t, map[string]string{"a.jsonl": "{\"a\": {\"c\": 1}}\n"})
+	testfiles.WriteHere(t, map[string]string{"a.jsonl": "{\"a\": {\"c\": 1}}\n"})
 	wantError(t, "a.jsonl --by byte --val 0 --field a.b --out out", `has no field a.b: choose one with --field or --mask; there are ["c"]`)
 }
 
@@ -239,7 +241,7 @@ func TestPrepareParts(t *testing.T) {
 		`[{"type": "text", "text": null}]`:                "",
 		`[` + part("a") + `, ` + part("\\u00e9\\n") + `]`: "aé\n",
 	} {
-		writeFilesHere(t, map[string]string{"a.jsonl": `{"messages": [{"role": "user", "content": ` + content + `}, {"role": "assistant", "content": "!"}]}`})
+		testfiles.WriteHere(t, map[string]string{"a.jsonl": `{"messages": [{"role": "user", "content": ` + content + `}, {"role": "assistant", "content": "!"}]}`})
 		said := prepared(t, "a.jsonl --by byte --val 0 --out out --mask messages[role=user].content:0,messages[role=assistant].content:1")
 		if text := decoded(readManifest(t), readTokens(t, "out/train.bin")); text != want+"!" {
 			t.Errorf("%s: %q, want %q", content, text, want+"!")
@@ -248,6 +250,6 @@ func TestPrepareParts(t *testing.T) {
 			t.Errorf("%s: said %q", content, said)
 		}
 	}
-	writeFilesHere(t, map[string]string{"a.jsonl": `{"messages": [{"role": "user", "content": [1]}]}`})
+	testfiles.WriteHere(t, map[string]string{"a.jsonl": `{"messages": [{"role": "user", "content": [1]}]}`})
 	wantError(t, "a.jsonl --by byte --val 0 --out out --field messages.*.content", "line 1: field messages.*.content is not a list of texts and parts, because an element is a number")
 }

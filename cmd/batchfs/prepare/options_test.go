@@ -18,7 +18,7 @@ import (
 // Each text in a list is taken once, in the order of the list. Exactly the texts that meet the
 // conditions of --mask get the mask.
 func TestPrepareLists(t *testing.T) {
-	writeFilesHere(t, map[string]string{"a.jsonl": `{"s": "S", "m": [{"role": "user", "text": "U"}, ` +
+	testfiles.WriteHere(t, map[string]string{"a.jsonl": `{"s": "S", "m": [{"role": "user", "text": "U"}, ` +
 		`{"role": "assistant", "text": "AA", "weight": 1, "parts": [{"t": "x"}, {"t": "y"}]}, {"role": "assistant", "text": null, "weight": 0, "parts": []}, ` +
 		`{"role": "tool", "text": "T"}, {"role": "assistant", "text": "B", "weight": 0}], "l": ["p", "q"], "none": null, ` +
 		`"n": [{"by": "gpt-3.5", "x": {"t": "G"}}, {"by": "a,b", "x": {"t": "C"}}], "k[b=c.d]e": {"t": "K"}}`})
@@ -74,7 +74,7 @@ func TestPrepareLists(t *testing.T) {
 // A text has no fields, so --mask refuses it, wherever it is among the inputs.
 func TestPrepareMaskOfText(t *testing.T) {
 	line := "{\"p\": \"Q\", \"c\": \"XY\"}\n"
-	writeFilesHere(t, map[string]string{"a.txt": "abc", "b.jsonl": line, "c": line, "d/a.jsonl": line, "d/b.md": "abc", "z.gz": gzipped("abc"), "p.parquet": parquetOf(t, []string{"A"}), "i.png": "\x89PNG"})
+	testfiles.WriteHere(t, map[string]string{"a.txt": "abc", "b.jsonl": line, "c": line, "d/a.jsonl": line, "d/b.md": "abc", "z.gz": gzipped("abc"), "p.parquet": parquetOf(t, []string{"A"}), "i.png": "\x89PNG"})
 	for args, text := range map[string]string{
 		"a.txt --mask p:0,c:1": "a.txt", "a.txt --mask c:1,p:0": "a.txt", "a.txt b.jsonl --mask p:0,c:1": "a.txt", "b.jsonl a.txt --mask p:0,c:1": "a.txt",
 		"d --mask p:0,c:1": "d/b.md", "b.jsonl c --mask p:0,c:1": "c", "z.gz b.jsonl --mask p:0": "z.gz", "- --mask p:0,c:1": "-",
@@ -96,7 +96,7 @@ func TestPrepareMaskOfText(t *testing.T) {
 // With --special, the names of special tokens in a text become these tokens. prepare prints which
 // token separates documents, and warns if there is none.
 func TestPrepareSpecial(t *testing.T) {
-	writeFilesHere(t, map[string]string{"a.jsonl": "{\"text\": \"a<|endoftext|>b<|endofprompt|>\"}\n"})
+	testfiles.WriteHere(t, map[string]string{"a.jsonl": "{\"text\": \"a<|endoftext|>b<|endofprompt|>\"}\n"})
 	for args, want := range map[string]struct {
 		special, inside int
 		said            string
@@ -139,7 +139,7 @@ func TestPrepareSpecial(t *testing.T) {
 // longer than a chunk.
 func TestPrepareLeavesOut(t *testing.T) {
 	useSmallChunks(t, 4<<10, 1<<20)
-	writeFilesHere(t, map[string]string{
+	testfiles.WriteHere(t, map[string]string{
 		"d/0": "first", "d/1": strings.Repeat("é", 1<<14) + "\xff", "d/2": "\xffx", "d/3.gz": gzipped(strings.Repeat("x ", 1<<14) + "\xe6"), "d/4": "last", "d/7": "\x00\x01", "d/8.png": "\x89PNG",
 		"d/5.jsonl": "{\"text\": \"\xff\"}\n{\"text\": \"ok\"}\n", "d/6.parquet": parquetOf(t, []string{"a", "b\xff"}), "d/9.jsonl": "\xff\xfe{\x00}\x00",
 	})
@@ -158,7 +158,7 @@ func TestPrepareLeavesOut(t *testing.T) {
 // if it has text, which would become a document.
 func TestPrepareLeavesOutTextsWithoutFields(t *testing.T) {
 	const line = `{"text": "a", "id": 1, "input_ids": [5, 6]}` + "\n"
-	writeFilesHere(t, map[string]string{"d/a.jsonl": line, "d/b.doc": "some text", "d/c.bin": "", "only/a.jsonl": line})
+	testfiles.WriteHere(t, map[string]string{"d/a.jsonl": line, "d/b.doc": "some text", "d/c.bin": "", "only/a.jsonl": line})
 	for _, args := range []string{"--by pairs --mask text:1", "--by pairs --id id", "--by pairs --ids input_ids", "--ids input_ids --vocab-size 10", "--by char --id id"} {
 		args += " --val 0 --invalid skip --force --out "
 		prepared(t, "only "+args+"want")
@@ -209,7 +209,7 @@ func TestPrepareRefuses(t *testing.T) {
 		"code.py":             {list, ""},
 		"lines.json":          {"{\"text\": \"a\"}\n", ""},
 	} {
-		writeFilesHere(t, map[string]string{"d/" + name: test.content, "other": "text"})
+		testfiles.WriteHere(t, map[string]string{"d/" + name: test.content, "other": "text"})
 		if test.want == "" {
 			prepared(t, "d other --by byte --val 0 --out out")
 		} else {
@@ -228,7 +228,7 @@ func TestPrepareRefuses(t *testing.T) {
 func TestPrepareRefusesDownloads(t *testing.T) {
 	const pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 	for _, name := range []string{"a.txt", "a", "a.jsonl", "a.json", "a.parquet", "a.arrow", "a.jsonl.gz", "a.md"} {
-		writeFilesHere(t, map[string]string{name: pointer})
+		testfiles.WriteHere(t, map[string]string{name: pointer})
 		wantError(t, name+" --by pairs --val 0 --out out", name+": is a pointer of Git LFS, not the file itself")
 		wantError(t, name+" --by pairs --val 0 --out out --invalid skip", "fetch that with git lfs pull")
 		prepared(t, name+" --by byte --val 0 --out out --as text")
@@ -238,7 +238,7 @@ func TestPrepareRefusesDownloads(t *testing.T) {
 	}
 	whole := parquetOf(t, []string{"a", "b"})
 	for _, content := range []string{"", "<!DOCTYPE html>", whole[:len(whole)-9], strings.Repeat("\x00", len(whole))} {
-		writeFilesHere(t, map[string]string{"a.parquet": content})
+		testfiles.WriteHere(t, map[string]string{"a.parquet": content})
 		wantError(t, "a.parquet --by byte --val 0 --out out", "a.parquet: cannot be read as Parquet: ")
 		wantError(t, "a.parquet --by byte --val 0 --out out", ", copy or download it again")
 	}
@@ -247,22 +247,22 @@ func TestPrepareRefusesDownloads(t *testing.T) {
 // Files of other formats whose names resemble those of JSON lines, such as a.jsonc, are texts.
 func TestPrepareTextsThatResembleJSON(t *testing.T) {
 	for _, name := range []string{"a.jsonc", "a.jsonld", "a.json5", "a.json.tmpl", "a.ipynb.txt"} {
-		writeFilesHere(t, map[string]string{name: "{\"a\": 1, // no JSON\n}"})
+		testfiles.WriteHere(t, map[string]string{name: "{\"a\": 1, // no JSON\n}"})
 		prepared(t, name+" --by byte --val 0 --out out")
 	}
 	for _, name := range []string{"a.jsonc", "a.jsonld"} {
-		writeFilesHere(t, map[string]string{name: "[{\"a\": 1}]"})
+		testfiles.WriteHere(t, map[string]string{name: "[{\"a\": 1}]"})
 		prepared(t, name+" --by byte --val 0 --out out")
 	}
 	for _, name := range []string{"a.jsonl-00000-of-00010", "a.jsonlines", "a.JSON.1"} {
-		writeFilesHere(t, map[string]string{name: "{\"text\": \"a\"}\n"})
+		testfiles.WriteHere(t, map[string]string{name: "{\"text\": \"a\"}\n"})
 		wantError(t, name+" --by byte --val 0 --out out", name+": is a file of JSON lines")
 	}
 }
 
 // The output of an earlier run is left out, but not a file that an argument names.
 func TestPrepareOnlyOutput(t *testing.T) {
-	writeFilesHere(t, map[string]string{"a.jsonl": lines(someDocuments(20, 30))})
+	testfiles.WriteHere(t, map[string]string{"a.jsonl": lines(someDocuments(20, 30))})
 	prepared(t, "a.jsonl --by byte --out out")
 	for _, more := range []string{" --dry-run", " --val-files x*", " --force"} {
 		wantError(t, "out --by byte --out out"+more, "out: has no texts, but only the output of an earlier run")
@@ -274,7 +274,7 @@ func TestPrepareOnlyOutput(t *testing.T) {
 
 // prepare tells if val is larger than train.
 func TestPrepareLargeVal(t *testing.T) {
-	writeFilesHere(t, map[string]string{"a": strings.Repeat("words ", 100)})
+	testfiles.WriteHere(t, map[string]string{"a": strings.Repeat("words ", 100)})
 	const want = "val has more tokens than train, 420 and 180; to choose how many, use --val or --val-files\n"
 	if said := prepared(t, "a --by byte --val 0.7 --out out"); !strings.Contains(said, want) {
 		t.Errorf("said %q, want %q", said, want)
@@ -286,7 +286,7 @@ func TestPrepareLargeVal(t *testing.T) {
 
 // prepare counts what a user may not expect, and stops if --mask asks for mask 1 in vain.
 func TestPrepareNotes(t *testing.T) {
-	writeFilesHere(t, map[string]string{
+	testfiles.WriteHere(t, map[string]string{
 		"special": "<|<|endoftext|> <|endoftext|<|endoftext|><", "null.jsonl": `{"p": "Q", "c": null}`, "empty": "", "bom": "\ufeff",
 		"a.jsonl": "{\"text\": \"a\"}\n\n{\"text\": \"\"}\n{\"text\": null}\n",
 		"chat.jsonl": `{"m": [{"role": "user", "text": "U", "name": "N", "calls": []}, {"role": "assistant", "text": "A", "calls": [1]}, ` +
@@ -326,7 +326,7 @@ func TestPrepareNotes(t *testing.T) {
 func TestPrepareSaysWhatItDoes(t *testing.T) {
 	useSmallChunks(t, 4<<10, 1<<20)
 	documents := someDocuments(400, 300)
-	writeFilesHere(t, map[string]string{"a.jsonl": lines(documents[:200]), "b.jsonl": lines(documents[200:]) + "no JSON\n"})
+	testfiles.WriteHere(t, map[string]string{"a.jsonl": lines(documents[:200]), "b.jsonl": lines(documents[200:]) + "no JSON\n"})
 	const args = "a.jsonl b.jsonl --by pairs --shard-tokens 5000 --out out"
 	wantError(t, args, "; run the same command again to continue")
 	said, _ := runPrepare(t.Context(), strings.Fields(args)...)
@@ -361,7 +361,7 @@ func TestPrepareSaysWhatItDoes(t *testing.T) {
 
 // A directory with the name of a tokenizer is not taken for a tokenizer.
 func TestPrepareIntoADirectoryNamedLikeATokenizer(t *testing.T) {
-	writeFilesHere(t, map[string]string{"a.jsonl": lines(someDocuments(20, 100))})
+	testfiles.WriteHere(t, map[string]string{"a.jsonl": lines(someDocuments(20, 100))})
 	for _, by := range []string{"char", "byte", "gpt2"} {
 		args := fmt.Sprintf("a.jsonl --by %s --out %[1]s", by)
 		prepared(t, args)
@@ -374,7 +374,7 @@ func TestPrepareIntoADirectoryNamedLikeATokenizer(t *testing.T) {
 // No shard is without tokens, even if the tokens fill the last one exactly.
 func TestNoShardIsEmpty(t *testing.T) {
 	// 11 tokens
-	writeFilesHere(t, map[string]string{"a.jsonl": lines([]string{"ABC", "ABCD", "", "A"})})
+	testfiles.WriteHere(t, map[string]string{"a.jsonl": lines([]string{"ABC", "ABCD", "", "A"})})
 	for _, format := range []string{"headerless", "llm.c", "megatron", "datatrove", "npy"} {
 		for n := 1; n <= 12; n++ {
 			prepared(t, fmt.Sprintf("a.jsonl --by pairs --val 0 --shard-tokens %d --force --out out --format %s", n, format))
@@ -399,7 +399,7 @@ func TestNoShardIsEmpty(t *testing.T) {
 
 // A document that two shards share has an end in both.
 func TestPrepareIndexOfShards(t *testing.T) {
-	writeFilesHere(t, map[string]string{"a.jsonl": lines([]string{"A", "BBBBBBBBBB", "C"})})
+	testfiles.WriteHere(t, map[string]string{"a.jsonl": lines([]string{"A", "BBBBBBBBBB", "C"})})
 	prepared(t, "a.jsonl --by pairs --val 0 --shard-tokens 4 --out out") // A| BBBB BBBB BB| C|
 	for name, want := range map[string][]byte{"1": {2, 4}, "2": {4}, "3": {4}, "4": {1, 3}} {
 		var ends []byte
@@ -416,7 +416,7 @@ func TestPrepareIndexOfShards(t *testing.T) {
 
 // Bash does not expand the ~ in --out=~/tokens.
 func TestPrepareUnexpandedOutput(t *testing.T) {
-	writeFilesHere(t, map[string]string{"a.txt": "to be"})
+	testfiles.WriteHere(t, map[string]string{"a.txt": "to be"})
 	wantError(t, "a.txt --by byte --out=~/tokens", `--out: ~ and variables are not expanded here: write the path out (got "~/tokens")`)
 	if _, err := os.Stat("~"); !os.IsNotExist(err) {
 		t.Errorf("prepare made a directory ~ (error %v)", err)
@@ -425,7 +425,7 @@ func TestPrepareUnexpandedOutput(t *testing.T) {
 
 // As for the kernel, .. after a symbolic link is the directory above its target.
 func TestFindBesideTheTargetOfALink(t *testing.T) {
-	writeFilesHere(t, map[string]string{"real/sub/a.txt": "A", "real/x.txt": "meant", "x.txt": "wrong", "real/sub/deep/b.txt": "B"})
+	testfiles.WriteHere(t, map[string]string{"real/sub/a.txt": "A", "real/x.txt": "meant", "x.txt": "wrong", "real/sub/deep/b.txt": "B"})
 	testfiles.NoError(t, os.Symlink("real/sub", "link"))
 	for args, want := range map[string]string{
 		"link/../x.txt": "meant", "./link/deep/../../x.txt": "meant", "link/../*.txt": "meant", "link/..": "ABmeant",

@@ -35,6 +35,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"batchfs/cache/blob"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/prepare/input"
 	"batchfs/cmd/batchfs/vocabulary"
@@ -275,7 +276,7 @@ func (o *options) makePlan(ctx context.Context, args []string) (*plan, error) {
 	switch {
 	case o.dir == "" && !o.dryRun:
 		return nil, errors.New("--out: give the directory to write to, such as --out data")
-	case strings.Contains(o.dir, "://"):
+	case blob.IsURL(o.dir):
 		return nil, fmt.Errorf("--out %s: give a local directory, because prepare writes to a store only with --plan; or upload the files when they are complete", o.dir)
 	}
 	o.printTokens(e)

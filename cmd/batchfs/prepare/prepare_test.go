@@ -17,8 +17,6 @@ import (
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
-var writeFilesHere = testfiles.WriteHere
-
 func runPrepare(ctx context.Context, args ...string) (string, error) {
 	cmd := Command()
 	cmd.SilenceUsage, cmd.SilenceErrors = true, true
@@ -116,7 +114,7 @@ func wantOnlyFiles(t testing.TB, want ...string) {
 }
 
 func TestPrepareGolden(t *testing.T) {
-	writeFilesHere(t, map[string]string{"a.txt": "ba<é\nb\"aab"})
+	testfiles.WriteHere(t, map[string]string{"a.txt": "ba<é\nb\"aab"})
 	said := prepared(t, "a.txt --out out")
 	for name, want := range map[string]string{
 		"train.bin": "\x04\x00\x03\x00\x02\x00\x05\x00\x00\x00\x04\x00\x01\x00\x03\x00\x03\x00",
@@ -183,7 +181,7 @@ func TestPrepareBytes(t *testing.T) {
 	for i := range 1000 {
 		text = append(text, byte(i*7))
 	}
-	writeFilesHere(t, map[string]string{"a": string(text)})
+	testfiles.WriteHere(t, map[string]string{"a": string(text)})
 	prepared(t, "a --by byte --as text --val 0.25 --out out")
 	for i, id := range slices.Concat(readTokens(t, "out/train.bin")[:750], readTokens(t, "out/val.bin")) {
 		if id != uint16(text[i]) {
@@ -200,7 +198,7 @@ func TestPrepareLargeVocabulary(t *testing.T) {
 	for r := rune(0x10000); r < 0x20000; r++ {
 		text = append(text, r)
 	}
-	writeFilesHere(t, map[string]string{"a": string(text), "b": string(text) + "b"})
+	testfiles.WriteHere(t, map[string]string{"a": string(text), "b": string(text) + "b"})
 	prepared(t, "a --out out")
 	checkPrepared(t, string(text))
 	prepared(t, "b --out large --val 0")
@@ -251,7 +249,7 @@ func TestPrepareErrors(t *testing.T) {
 		"out a file":      {"abc", "a --out a", "--out: "},
 	} {
 		t.Run(name, func(t *testing.T) {
-			writeFilesHere(t, map[string]string{"a": c.text, ".hidden": "abc", "empty/.hidden": "abc",
+			testfiles.WriteHere(t, map[string]string{"a": c.text, ".hidden": "abc", "empty/.hidden": "abc",
 				"lines.jsonl": "{\"text\": \"a\", \"meta\": {}}\n\n{\"text\": null}\n{\"text\": \"cut"})
 			wantError(t, "--out out "+c.args, c.want)
 			wantOnlyFiles(t)
@@ -262,7 +260,7 @@ func TestPrepareErrors(t *testing.T) {
 // The output of an earlier run is no text, even if it is in a directory of texts.
 func TestPrepareIntoTexts(t *testing.T) {
 	for _, test := range []struct{ texts, out string }{{"p", "p/data"}, {"p", "p"}, {"p/**", "p/data"}, {".", "p/data"}} {
-		writeFilesHere(t, map[string]string{"p/a.jsonl": textLine("one"), "p/b.jsonl": textLine("two")})
+		testfiles.WriteHere(t, map[string]string{"p/a.jsonl": textLine("one"), "p/b.jsonl": textLine("two")})
 		args := test.texts + " --mask text:1 --id text --by byte --val 0 --out " + test.out
 		prepared(t, args)
 		if said := prepared(t, args); !strings.Contains(said, "is already complete") {
@@ -281,7 +279,7 @@ func TestPrepareIntoTexts(t *testing.T) {
 func TestPrepareForce(t *testing.T) {
 	for _, name := range []string{"train.bin", "val.bin", "vocab.json"} {
 		t.Run(name, func(t *testing.T) {
-			writeFilesHere(t, map[string]string{"a": "abc", "bad": "abc\xff", "out/" + name: "mine", "out/other": "mine"})
+			testfiles.WriteHere(t, map[string]string{"a": "abc", "bad": "abc\xff", "out/" + name: "mine", "out/other": "mine"})
 			wantError(t, "a --out out", "out/"+name+": already exists: replace it with --force")
 			wantError(t, "bad --out out --force", "not valid UTF-8")
 			wantError(t, "out --as text --out out --force", "out/"+name+": is both a text and an output file")
@@ -309,7 +307,7 @@ func FuzzPrepare(f *testing.F) {
 		f.Add(strings.Repeat("ab", n)[:n])
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		writeFilesHere(t, map[string]string{"a": text})
+		testfiles.WriteHere(t, map[string]string{"a": text})
 		_, err := runPrepare(t.Context(), "a", "--as", "text", "--out", "out")
 		if valid := utf8.ValidString(text) && utf8.RuneCountInString(text) > 1; valid != (err == nil) {
 			t.Fatalf("%q: error %v", text, err)

@@ -188,7 +188,7 @@ func TestPrepareBrokenArrowViews(t *testing.T) {
 	schema := arrow.NewSchema([]arrow.Field{{Name: "text", Type: arrow.BinaryTypes.StringView}}, nil)
 	long := strings.Repeat("text ", 10)
 	stream := arrowOf(t, schema, lines([]string{long, long, long}), false)
-	writeFilesHere(t, map[string]string{"a.arrow": stream})
+	testfiles.WriteHere(t, map[string]string{"a.arrow": stream})
 	const args = "a.arrow --by byte --val 0 --force --out out"
 	prepared(t, args)
 	count := "\x01\x00\x00\x00" + "\x01\x00\x00\x00\x00\x00\x00\x00" // a list of one, which is 1
@@ -270,7 +270,7 @@ func TestPrepareDryRunOfPolars(t *testing.T) {
 	b.PrependUOffsetTSlot(3, batches, 0)
 	b.Finish(b.EndObject())
 	file = append(binary.LittleEndian.AppendUint32(append(file, b.FinishedBytes()...), uint32(len(b.FinishedBytes()))), "ARROW1"...)
-	writeFilesHere(t, map[string]string{"a.arrow": string(file), "a.arrow.gz": gzipped(string(file))})
+	testfiles.WriteHere(t, map[string]string{"a.arrow": string(file), "a.arrow.gz": gzipped(string(file))})
 	for _, name := range []string{"a.arrow", "a.arrow.gz"} {
 		prepared(t, name+" --by byte --val 0 --eot none --force --out out")
 		if n := readManifest(t).Splits["train"].Tokens; n != 9*copies {

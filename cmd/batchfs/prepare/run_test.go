@@ -26,7 +26,7 @@ import (
 )
 
 func TestPrepareEOTAndMask(t *testing.T) {
-	writeFilesHere(t, map[string]string{
+	testfiles.WriteHere(t, map[string]string{
 		"a.jsonl": `{"text": "AB", "m": {"p": "Q", "c": "XY"}}` + "\n" + `{"text": "", "m": {"p": "", "c": null}}` + "\n" + `{"text": "C", "m": {"p": "", "c": "Z"}}`,
 	})
 	const e = pairsEOT
@@ -74,7 +74,7 @@ func TestPrepareEOTAndMask(t *testing.T) {
 func TestPrepareMovesNoDocument(t *testing.T) {
 	useSmallChunks(t, 4<<10, 1<<20)
 	documents := someDocuments(300, 200)
-	writeFilesHere(t, map[string]string{"few.jsonl": lines(documents[:100]), "new/most.jsonl.gz": gzipped(lines(documents))})
+	testfiles.WriteHere(t, map[string]string{"few.jsonl": lines(documents[:100]), "new/most.jsonl.gz": gzipped(lines(documents))})
 	inVal := func(args string) []string {
 		prepared(t, args+" --by pairs --val 0.2 --force --out out")
 		text := decoded(readManifest(t), readTokens(t, "out/val.bin"))
@@ -120,7 +120,7 @@ func golden(width int) map[string]map[string]string {
 func TestPrepareFormats(t *testing.T) {
 	useSmallChunks(t, 4<<10, 1<<20)
 	documents := someDocuments(100, 300)
-	writeFilesHere(t, map[string]string{"a.jsonl": lines(documents), "few.jsonl": lines([]string{"A", "B", "CC"})})
+	testfiles.WriteHere(t, map[string]string{"a.jsonl": lines(documents), "few.jsonl": lines([]string{"A", "B", "CC"})})
 	var want []byte
 	for _, d := range documents {
 		for _, token := range append(pairTokenizer{}.Append(nil, []byte(d)), pairsEOT) {
@@ -161,7 +161,7 @@ func TestPrepareFormats(t *testing.T) {
 // With --eot begin, each shard begins with the token.
 func TestPrepareShardsBeginDocuments(t *testing.T) {
 	useSmallChunks(t, 4<<10, 1<<20)
-	writeFilesHere(t, map[string]string{"a.jsonl": lines(someDocuments(100, 300))})
+	testfiles.WriteHere(t, map[string]string{"a.jsonl": lines(someDocuments(100, 300))})
 	for format, header := range map[string]int{"headerless": 0, "llm.c": 1024, "npy": 128, "megatron": 0, "datatrove": 0} {
 		prepared(t, "a.jsonl --by pairs --val 0 --eot begin --shard-tokens 4000 --force --out out --format "+format)
 		shards := readManifest(t).Splits["train"].Shards
@@ -178,7 +178,7 @@ func TestPrepareShardsBeginDocuments(t *testing.T) {
 
 // val has exactly the documents of the files that --val-files matches.
 func TestPrepareValFiles(t *testing.T) {
-	writeFilesHere(t, map[string]string{"d/a.jsonl": lines([]string{"A", "B"}), "d/b.parquet": parquetOf(t, []string{"C", "D"}), "d/c": "E", "e/c": "F", "empty": ""})
+	testfiles.WriteHere(t, map[string]string{"d/a.jsonl": lines([]string{"A", "B"}), "d/b.parquet": parquetOf(t, []string{"C", "D"}), "d/c": "E", "e/c": "F", "empty": ""})
 	for pattern, want := range map[string][2]string{
 		"c":            {"A|B|C|D|", "E|F|"},
 		"d/c":          {"A|B|C|D|F|", "E|"},
@@ -211,7 +211,7 @@ func TestPrepareGoesOn(t *testing.T) {
 	useSmallChunks(t, 4<<10, 1<<20)
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
 	documents := someDocuments(1000, 300)
-	writeFilesHere(t, map[string]string{
+	testfiles.WriteHere(t, map[string]string{
 		"a.jsonl.zst": zstandard(lines(documents[:350])), "b.parquet": parquetOf(t, documents[350:700]), "c": strings.Join(documents, "\n"), "d/a": "x", "d/b": "", "e.jsonl": lines(documents[700:]), "chats.jsonl": chats(documents),
 		"ids.jsonl": linesWithIDs(documents),
 	})
@@ -259,7 +259,7 @@ func sha(s string) [32]byte { return sha256.Sum256([]byte(s)) }
 func TestPrepareGoesOnOnlyWithTheSame(t *testing.T) {
 	useSmallChunks(t, 4<<10, 1<<20)
 	documents := someDocuments(300, 300)
-	writeFilesHere(t, map[string]string{"a.jsonl": lines(documents), "b.jsonl": lines(documents[:200]) + "no JSON\n", "c.jsonl": lines(documents[:10])})
+	testfiles.WriteHere(t, map[string]string{"a.jsonl": lines(documents), "b.jsonl": lines(documents[:200]) + "no JSON\n", "c.jsonl": lines(documents[:10])})
 	const args = " --by pairs --shard-tokens 5000 --out out"
 	unfinished := func() {
 		t.Helper()
@@ -300,7 +300,7 @@ func TestPrepareGoesOnOnlyWithTheSame(t *testing.T) {
 
 // A run is complete only if all of its files are there.
 func TestPrepareMissesFiles(t *testing.T) {
-	writeFilesHere(t, map[string]string{"a.jsonl": lines(someDocuments(20, 100))})
+	testfiles.WriteHere(t, map[string]string{"a.jsonl": lines(someDocuments(20, 100))})
 	for _, format := range []string{"headerless", "npy", "megatron", "datatrove"} {
 		args := "a.jsonl --by pairs --mask text:1 --out " + format + " --format " + format
 		prepared(t, args)
@@ -373,7 +373,7 @@ func TestPrepareKeepsCompleteFiles(t *testing.T) {
 
 // prepare neither replaces nor removes unfinished work of the Python package.
 func TestPrepareLeavesTheWriterAlone(t *testing.T) {
-	writeFilesHere(t, map[string]string{"a.jsonl": lines([]string{"A"})})
+	testfiles.WriteHere(t, map[string]string{"a.jsonl": lines([]string{"A"})})
 	for _, file := range []string{".writer.json", ".finish.json", "shard_00000_of_00002/.writer.json"} {
 		testfiles.Write(t, map[string]string{"out/.prepare/" + file: "{}", "out/.prepare/train.bin": "AB"})
 		wantError(t, "a.jsonl --val 0 --force --out out", "out/.prepare: belongs to an unfinished batchfs.writer: continue it in Python")
@@ -396,7 +396,7 @@ func (overwritingTokenizer) Append(tokens []uint32, text []byte) []uint32 {
 func TestPrepareIsNotCompleteForNewTexts(t *testing.T) {
 	tokenizers["overwriting"] = func() (tokenizer, error) { return overwritingTokenizer{}, nil }
 	defer delete(tokenizers, "overwriting")
-	writeFilesHere(t, map[string]string{"a.jsonl": lines([]string{"old"})})
+	testfiles.WriteHere(t, map[string]string{"a.jsonl": lines([]string{"old"})})
 	long := time.Now().Add(-time.Hour)
 	testfiles.NoError(t, os.Chtimes("a.jsonl", long, long))
 	const args = "a.jsonl --by overwriting --val 0 --out out"
@@ -419,14 +419,14 @@ func TestPrepareForceMixesNoFiles(t *testing.T) {
 		"--val 0.1 --mask text:1 --id text": "train.ds",
 	} {
 		for name := range strings.FieldsSeq(files) {
-			writeFilesHere(t, map[string]string{"a.jsonl": lines(someDocuments(20, 30)), "out/" + name: "mine"})
+			testfiles.WriteHere(t, map[string]string{"a.jsonl": lines(someDocuments(20, 30)), "out/" + name: "mine"})
 			wantError(t, "a.jsonl --by byte --out out "+args, "out/"+name+": is not listed in vocab.json")
 			wantError(t, "a.jsonl --by byte --force --out out "+args, "out/"+name+": is not listed in vocab.json, so a mount would mix it with the new files: move it away")
 			wantSame(t, filesOf(t, "out"), map[string]string{name: "mine"})
 		}
 	}
 	const args = "a.jsonl --by byte --mask text:1 --id text --out out"
-	writeFilesHere(t, map[string]string{"a.jsonl": lines(someDocuments(20, 30))})
+	testfiles.WriteHere(t, map[string]string{"a.jsonl": lines(someDocuments(20, 30))})
 	prepared(t, args)
 	want := filesOf(t, "out")
 	testfiles.NoError(t, os.Remove("out/vocab.json")) // all files are written again
@@ -438,7 +438,7 @@ func TestPrepareForceMixesNoFiles(t *testing.T) {
 func TestPrepareForceRemovesOldShards(t *testing.T) {
 	useSmallChunks(t, 4<<10, 1<<20)
 	documents := someDocuments(100, 300)
-	writeFilesHere(t, map[string]string{"many.jsonl": lines(documents), "few.jsonl": lines(documents[:50])})
+	testfiles.WriteHere(t, map[string]string{"many.jsonl": lines(documents), "few.jsonl": lines(documents[:50])})
 	prepared(t, "many.jsonl --by pairs --shard-tokens 2000 --format megatron --mask text:1 --out out")
 	made, err := os.ReadFile("out/vocab.json")
 	testfiles.NoError(t, err)
@@ -474,7 +474,7 @@ func TestPrepareDryRun(t *testing.T) {
 	_, err := w.Write(slices.Repeat([]row{{"the same"}}, 20_000))
 	testfiles.NoError(t, err)
 	testfiles.NoError(t, w.Close())
-	writeFilesHere(t, map[string]string{"a.jsonl": lines(documents), "small.jsonl": lines(documents[:112]), "a.txt": strings.Join(documents, "\n"), "b/short.txt": "a few words",
+	testfiles.WriteHere(t, map[string]string{"a.jsonl": lines(documents), "small.jsonl": lines(documents[:112]), "a.txt": strings.Join(documents, "\n"), "b/short.txt": "a few words",
 		"a.jsonl.zst": zstandard(even), "a.jsonl.gz": gzipped(even), "a.parquet": parquetOf(t, someDocuments(1500, 300)), "a.parquet.gz": gzipped(parquetOf(t, someDocuments(3000, 300))), "empty.parquet": parquetOf(t, nil),
 		"same.parquet": same.String(), "a.arrow": arrowOfTexts(t, someDocuments(1500, 300))})
 	for _, args := range []string{"a.jsonl", "small.jsonl", "a.txt", "b a.txt", "a.txt --eot begin", "a.jsonl.zst", "a.jsonl.gz", "a.parquet", "a.parquet.gz", "a.parquet empty.parquet", "same.parquet", "a.arrow"} {

@@ -302,7 +302,7 @@ func TestPrepareLongText(t *testing.T) {
 func TestPrepareTooLong(t *testing.T) {
 	useSmallChunks(t, 1<<10, 64<<10)
 	long := strings.Repeat("x", maxLine+1)
-	writeFilesHere(t, map[string]string{
+	testfiles.WriteHere(t, map[string]string{
 		"a.jsonl.zst": zstandard("{\"text\": \"ok\"}\n{\"text\": \"" + long), "word.gz": gzipped(long), "a.parquet": parquetOf(t, []string{"ok", long}),
 	})
 	for args, want := range map[string]string{
@@ -324,7 +324,7 @@ func TestPrepareLongest(t *testing.T) {
 	useSmallChunks(t, 1<<10, 64<<10)
 	line := `{"text": "` + strings.Repeat("x", maxLine-len(`{"text": ""}`)) + `"}`
 	for name, text := range map[string]string{"line.jsonl": line, "lines.jsonl": line + "\n" + line + "\n", "word.txt": strings.Repeat("x", maxLine)} {
-		writeFilesHere(t, map[string]string{name: text})
+		testfiles.WriteHere(t, map[string]string{name: text})
 		prepared(t, name+" --by pairs --val 0 --out out")
 	}
 }
@@ -336,7 +336,7 @@ func TestPrepareLittleMemory(t *testing.T) {
 	memoryLimit = func() int64 { return 800 << 20 }
 	word := strings.Repeat("word", 5<<20)
 	small, large := []string{"ok", word[:5<<19]}, []string{"ok", word}
-	writeFilesHere(t, map[string]string{
+	testfiles.WriteHere(t, map[string]string{
 		"small.jsonl": lines(small), "a.jsonl": lines(large), "a.txt": word, "a.parquet": parquetOf(t, large), "mask.arrow": arrowOfTexts(t, large),
 	})
 	prepared(t, "small.jsonl --by gpt2 --val 0 --out out")
@@ -411,7 +411,7 @@ func TestPrepareLargePage(t *testing.T) {
 func TestPrepareInvalid(t *testing.T) {
 	useSmallChunks(t, 4<<10, 1<<20)
 	bad := strings.Repeat("é", 1<<14) + "\xff\xe6b"
-	writeFilesHere(t, map[string]string{"a": bad, "a.jsonl": "{}\n{\"text\": \"\xff\"}\n", "b.jsonl": "{\"text\": \"\xff\xffb\"}\n", "c.jsonl": "{\"n\": -Infinity, \"text\": \"\xff\"}\n", "a.parquet": parquetOf(t, []string{"a", "b\xff"})})
+	testfiles.WriteHere(t, map[string]string{"a": bad, "a.jsonl": "{}\n{\"text\": \"\xff\"}\n", "b.jsonl": "{\"text\": \"\xff\xffb\"}\n", "c.jsonl": "{\"n\": -Infinity, \"text\": \"\xff\"}\n", "a.parquet": parquetOf(t, []string{"a", "b\xff"})})
 	for args, want := range map[string]string{
 		"a":         "a: not valid UTF-8 at byte 32768: convert it to UTF-8, or use --invalid replace",
 		"b.jsonl":   "b.jsonl: line 1: not valid UTF-8 at byte 10: convert it",
@@ -443,7 +443,7 @@ func TestPrepareReplaces(t *testing.T) {
 		"\xf0\x9f\xa6\xf0\x9f\xa6\x80\xe2\x82":            "?\U0001f980?",
 		"é\xe2\x82 \xe2\x82\xac\n\xc3\xc3\xa9 \ufffd\xef": "é? €\n?é \ufffd?",
 	}
-	writeFilesHere(t, nil)
+	testfiles.WriteHere(t, nil)
 	for raw, want := range examples {
 		want = strings.ReplaceAll(want, "?", "\ufffd")
 		if got := string(replaceInvalid([]byte(raw))); got != want {
@@ -488,7 +488,7 @@ func TestPrepareReplaces(t *testing.T) {
 // Inputs are read in the order of the arguments, and those of a glob or directory in the order of
 // their paths. None may be given twice.
 func TestPrepareGlobs(t *testing.T) {
-	writeFilesHere(t, map[string]string{
+	testfiles.WriteHere(t, map[string]string{
 		"a.md": "1", "s/b.md": "2", "s/t/c.md": "3", "s/t/d.go": "4", "s/t/u/e.go": "5", ".hidden/f.md": "6", "s/.g.md": "7", "s/t.md": "8",
 		"s/.git/config": "9", "star*": "S", "start": "no", "2.txt": "b", "1.txt": "a", ".0.txt": "c",
 	})
@@ -535,7 +535,7 @@ func TestPrepareGlobs(t *testing.T) {
 func TestPrepareLargeWindow(t *testing.T) {
 	useSmallChunks(t, 4<<10, 1<<20)
 	text := strings.Repeat("many words ", 1<<12)
-	writeFilesHere(t, map[string]string{"a.txt.zst": testfiles.ZstdFrame(21<<3, text), "b.jsonl.zst": zstandard("{\"text\": \"last\"}\n"), "c": text + "\xff"})
+	testfiles.WriteHere(t, map[string]string{"a.txt.zst": testfiles.ZstdFrame(21<<3, text), "b.jsonl.zst": zstandard("{\"text\": \"last\"}\n"), "c": text + "\xff"})
 	for _, invalid := range []string{"error", "skip"} {
 		said := prepared(t, "a.txt.zst b.jsonl.zst --by byte --val 0 --force --out out --invalid "+invalid)
 		const want = "decompressing takes up to 2.1 GB of memory, because zstd --long compressed 1 file; the one with the largest window is a.txt.zst\n"
@@ -561,11 +561,11 @@ func TestPrepareKeepsCompressedFiles(t *testing.T) {
 		"more.gz":     {gzipped("some text") + "\x00more", "has bytes after the end of the compressed data"},
 		"more.zst":    {zstandard("some text") + "more", "has bytes after the end of the compressed data"},
 	} {
-		writeFilesHere(t, map[string]string{name: test.content})
+		testfiles.WriteHere(t, map[string]string{name: test.content})
 		for _, invalid := range []string{"error", "skip"} {
 			wantError(t, name+" --by pairs --val 0 --force --out out --invalid "+invalid, name+": "+test.want)
 		}
 	}
-	writeFilesHere(t, map[string]string{"BZh.txt": "BZh9 is no bzip2 file", "plain.gz": "plain text"})
+	testfiles.WriteHere(t, map[string]string{"BZh.txt": "BZh9 is no bzip2 file", "plain.gz": "plain text"})
 	prepared(t, "BZh.txt plain.gz --by pairs --val 0 --force --out out --invalid skip")
 }

@@ -36,7 +36,7 @@ func TestRowGroupsAreDividedAtEveryBorder(t *testing.T) {
 		testfiles.NoError(t, w.Flush())
 	}
 	testfiles.NoError(t, w.Close())
-	writeFilesHere(t, map[string]string{"a.parquet": file.String()})
+	testfiles.WriteHere(t, map[string]string{"a.parquet": file.String()})
 	in := &input.File{Path: "a.parquet", Format: input.Parquet}
 	sizes, err := rows.GroupSizes(in)
 	if err != nil || len(sizes) != 5 {
@@ -76,7 +76,7 @@ func TestRowGroupsAreDividedAtEveryBorder(t *testing.T) {
 func writeTaskInputs(t testing.TB) {
 	t.Helper()
 	documents := someDocuments(400, 200)
-	writeFilesHere(t, map[string]string{
+	testfiles.WriteHere(t, map[string]string{
 		"in/a.jsonl": lines(documents[:150]), "in/b.jsonl.gz": gzipped(lines(documents[150:200])), "in/c.parquet": parquetOf(t, documents[200:300], parquetgo.MaxRowsPerRowGroup(17)),
 		"in/d.jsonl": lines(documents[300:302]), "in/e.jsonl": "", "in/f.jsonl": lines(documents[302:303]), "in/g.parquet.zst": zstandard(parquetOf(t, documents[303:390])),
 		"in/h.jsonl": lines(documents[390:]),
@@ -163,7 +163,7 @@ func TestTasksSumUp(t *testing.T) {
 		"b.jsonl": `{"turns": [{"role": "assistant", "text": "c"}]}` + "\n" + `{"turns": []}` + "\n",
 	}
 	const args = " --by byte --val 0 --mask turns[role=user].text:0,turns[role=assistant].text:1"
-	writeFilesHere(t, texts)
+	testfiles.WriteHere(t, texts)
 	prepared(t, "a.jsonl b.jsonl --out whole"+args)
 	prepared(t, "--plan plan.json a.jsonl b.jsonl --unit-bytes 10"+args)
 	runTasks(t, 2, "out")
@@ -191,7 +191,7 @@ func TestTasksSumUp(t *testing.T) {
 // line. With --invalid skip, what is done stays done.
 func TestTaskGoesOnAfterAFailure(t *testing.T) {
 	good := lines(someDocuments(10, 20))
-	writeFilesHere(t, map[string]string{"a.jsonl": good, "b.jsonl": good + "broken\n", "c.jsonl": good, "d.jsonl": strings.Repeat(good, 3) + "broken\n"})
+	testfiles.WriteHere(t, map[string]string{"a.jsonl": good, "b.jsonl": good + "broken\n", "c.jsonl": good, "d.jsonl": strings.Repeat(good, 3) + "broken\n"})
 	const args = "--plan plan.json a.jsonl b.jsonl c.jsonl d.jsonl --by byte --val 0 "
 	prepared(t, args+"--unit-bytes "+fmt.Sprint(len(good)+20))
 	said, err := runPrepare(t.Context(), "--plan", "plan.json", "--task", "0/1", "--out", "out")
@@ -267,7 +267,7 @@ func TestTasksRefuse(t *testing.T) {
 		}, task, "--plan plan.json: unit 000001 does not begin where the one before it ends"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			writeFilesHere(t, map[string]string{"a.jsonl": good, "b.jsonl": good})
+			testfiles.WriteHere(t, map[string]string{"a.jsonl": good, "b.jsonl": good})
 			prepared(t, "--plan plan.json a.jsonl b.jsonl --by byte --val 0 --unit-bytes 100000000")
 			os.Remove("plan.json")
 			prepared(t, "--plan plan.json a.jsonl b.jsonl --by byte --val 0 --unit-bytes "+fmt.Sprint(len(good)))
@@ -285,7 +285,7 @@ func TestTasksRefuse(t *testing.T) {
 // A task that refuses a directory leaves nothing in it, because a mount takes shards in a directory
 // of tasks for unfinished ones.
 func TestTaskLeavesOtherFilesAlone(t *testing.T) {
-	writeFilesHere(t, map[string]string{"a.jsonl": lines(someDocuments(3, 20)), "data/train_000001.bin": "ab"})
+	testfiles.WriteHere(t, map[string]string{"a.jsonl": lines(someDocuments(3, 20)), "data/train_000001.bin": "ab"})
 	prepared(t, "--plan plan.json a.jsonl --by byte --val 0")
 	wantError(t, "--plan plan.json --task 0/1 --out data", "data/train_000001.bin: already exists, and no task of a plan wrote it")
 	wantSame(t, filesOf(t, "data"), map[string]string{"train_000001.bin": "ab"})
@@ -325,7 +325,7 @@ func TestInputChangesDuringATask(t *testing.T) {
 	useSmallChunks(t, 4<<10, 1<<20)
 	tokenizers["changing"] = func() (tokenizer, error) { return changingTokenizer{}, nil }
 	defer delete(tokenizers, "changing")
-	writeFilesHere(t, map[string]string{"b.jsonl": strings.Repeat(lines(someDocuments(100, 200)), 20)})
+	testfiles.WriteHere(t, map[string]string{"b.jsonl": strings.Repeat(lines(someDocuments(100, 200)), 20)})
 	prepared(t, "--plan plan.json b.jsonl --by changing --val 0")
 	wantError(t, "--plan plan.json --task 0/1 --out out", "unit 000000 (b.jsonl): b.jsonl: changed while prepare read it")
 	wantError(t, "--plan plan.json --finish --out out", "1 of 1 units are missing, 0, which is unit 000000 (b.jsonl)")
@@ -334,7 +334,7 @@ func TestInputChangesDuringATask(t *testing.T) {
 // A task does again what is not as its sidecar says.
 func TestTaskRepairs(t *testing.T) {
 	good := lines(someDocuments(10, 20))
-	writeFilesHere(t, map[string]string{"a.jsonl": good, "b.jsonl": good})
+	testfiles.WriteHere(t, map[string]string{"a.jsonl": good, "b.jsonl": good})
 	prepared(t, "--plan plan.json a.jsonl b.jsonl --by byte --val 0 --unit-bytes "+fmt.Sprint(len(good)))
 	runTasks(t, 1, "out")
 	want := taskFiles(t, "out")
@@ -350,7 +350,7 @@ func TestTaskRepairs(t *testing.T) {
 // New inputs are added to a plan as new units, after which only these are missing.
 func TestPlanIsExtended(t *testing.T) {
 	good := lines(someDocuments(10, 20))
-	writeFilesHere(t, map[string]string{"in/b.jsonl": good, "in/c.jsonl": good})
+	testfiles.WriteHere(t, map[string]string{"in/b.jsonl": good, "in/c.jsonl": good})
 	const args = "--plan plan.json in --by byte --val 0"
 	prepared(t, args)
 	runTasks(t, 1, "out")
@@ -375,7 +375,7 @@ func TestPlanIsExtended(t *testing.T) {
 
 // The plan has the tokenizer, so tasks do not need its file.
 func TestPlanHasTheTokenizer(t *testing.T) {
-	writeFilesHere(t, map[string]string{"a.jsonl": lines(someDocuments(10, 20))})
+	testfiles.WriteHere(t, map[string]string{"a.jsonl": lines(someDocuments(10, 20))})
 	writeTokenizers(t)
 	const args = "--plan plan.json a.jsonl --by llama.json --val 0"
 	prepared(t, args)
@@ -401,7 +401,7 @@ func TestPlanHasTheTokenizer(t *testing.T) {
 
 // What cannot be done by tasks is refused, with the reason.
 func TestPlanRefuses(t *testing.T) {
-	writeFilesHere(t, map[string]string{"a.txt": "text", "b.txt": "text", "a.jsonl": lines(someDocuments(3, 20)), "plan.json": "{}", "\xff.jsonl": ""})
+	testfiles.WriteHere(t, map[string]string{"a.txt": "text", "b.txt": "text", "a.jsonl": lines(someDocuments(3, 20)), "plan.json": "{}", "\xff.jsonl": ""})
 	for args, want := range map[string]string{
 		"--plan p.json \xff.jsonl --by byte":                     "\xff.jsonl: has a name that is not UTF-8, which the JSON of a plan cannot hold: rename it",
 		"--plan p.json a.jsonl":                                  "--by char: does not go with --plan, because its tokens depend on all texts, and no task reads them all: choose another tokenizer with --by; to add texts to a plan, give its options again",
@@ -453,7 +453,7 @@ func TestPlanManyInputs(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes several seconds")
 	}
-	writeFilesHere(t, nil)
+	testfiles.WriteHere(t, nil)
 	text := []byte(lines([]string{"a"}))
 	for i := range 100_000 {
 		if i%1000 == 0 {

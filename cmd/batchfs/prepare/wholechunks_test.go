@@ -46,7 +46,7 @@ func TestPrepareWholeChunks(t *testing.T) {
 		files["plain/"+name], files["gzip/"+name+".gz"], files["zstd/"+name+".zst"] = text, gzipped(text), zstandard(text)
 		files["forgotten/"+name] = text + " " + strings.Repeat("ж", 1024)
 	}
-	writeFilesHere(t, files)
+	testfiles.WriteHere(t, files)
 	for dir, tokenizers := range map[string][]string{"plain": {"byte", "char", "pairs"}, "gzip": {"byte"}, "zstd": {"char"}, "forgotten": {"forgetful"}} {
 		for _, by := range tokenizers {
 			for format := range outputFormats {
@@ -85,7 +85,7 @@ func TestPrepareWholeChunks(t *testing.T) {
 	}
 	// A document ends in a piece without tokens: its tokens have filled a shard, or it has none.
 	none := strings.Repeat(" ж", 600)
-	writeFilesHere(t, map[string]string{"cut/t1": "x y z", "cut/t2": none, "full/t1": "x" + none, "full/t2": "yz", "none/t1": none, "none/t2": "x" + none, "none/t3": none, "none/t4": none + "x" + none})
+	testfiles.WriteHere(t, map[string]string{"cut/t1": "x y z", "cut/t2": none, "full/t1": "x" + none, "full/t2": "yz", "none/t1": none, "none/t2": "x" + none, "none/t3": none, "none/t4": none + "x" + none})
 	for args, want := range map[string]int64{"full --shard-tokens 1": 2, "cut --shard-tokens 2": 1, "none": 2, "none --shard-tokens 1": 2} {
 		prepared(t, args+" --by forgetful --eot none --val 0 --as text --force --out ends")
 		if got := readManifestOf(t, "ends").Splits["train"].Documents; got != want {

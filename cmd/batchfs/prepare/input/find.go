@@ -18,8 +18,6 @@ import (
 	"batchfs/cache/store"
 )
 
-func isURL(name string) bool { return strings.Contains(name, "://") }
-
 // Find returns the inputs that the arguments name, in their order, and the side files that it
 // left out. Directories are restricted to files that match include, if it is not empty. If as is
 // empty, the format of each file depends on its name. The argument - stands for stdin. If remote is
@@ -138,9 +136,9 @@ func argumentFiles(arg string, include []string) (paths, leftOut []string, err e
 	switch {
 	case arg == "-":
 		return names, nil, nil
-	case err != nil && isURL(arg) && !blob.IsRemote(arg):
+	case err != nil && blob.IsURL(arg) && !blob.IsRemote(arg):
 		return nil, nil, fmt.Errorf("%s: is not in a store that speaks S3, whose URLs begin with s3:// or gs://: download it, or, without --plan, pipe it to standard input", arg)
-	case err != nil && isURL(arg):
+	case err != nil && blob.IsURL(arg):
 		return nil, nil, fmt.Errorf("%s: prepare reads from a store only with --plan: make a plan, name local files, or pipe the text to standard input", arg)
 	case err != nil && strings.ContainsAny(arg, "*?["):
 		if names, err = glob(arg); err != nil {

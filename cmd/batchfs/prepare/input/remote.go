@@ -14,6 +14,7 @@ import (
 
 	"github.com/bmatcuk/doublestar/v4"
 
+	"batchfs/cache/blob"
 	"batchfs/cache/store"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/prepare/units"
@@ -60,7 +61,7 @@ func (s *Stores) Output(file string) (units.Output, string, error) {
 func (s *Stores) OutputAt(dir string) (units.Output, error) {
 	o, ok := store.Parse(dir)
 	switch {
-	case !ok && isURL(dir):
+	case !ok && blob.IsURL(dir):
 		return nil, fmt.Errorf("%s: is not in a store that speaks S3, whose URLs begin with s3:// or gs://: use one of these, or a local directory", dir)
 	case !ok:
 		return units.Folder(filepath.Clean(ResolveParents(dir))), nil
