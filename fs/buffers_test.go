@@ -74,9 +74,10 @@ func TestHandshake(t *testing.T) {
 	}
 }
 
-// The reply to INIT stays the same: the kernel gets that of the version that mounted, and a worker
-// of another version does not serve if its own differs. If this fails, mend the options of the
-// server instead of the bytes, whatever go-fuse wants by default.
+// All versions reply to INIT with the same bytes. The kernel gets the reply of the version that
+// mounted, and a worker of another version serves only if its own reply is equal. If this test
+// fails, perhaps because of another default of go-fuse, change the options of the server, not the
+// bytes.
 func TestReplyToInitStays(t *testing.T) {
 	const before = "50000000000000000200000000000000070000001c00000000000200"
 	const after = "ffffffbf0010000000000000000000000000000001000000000000000000000000000000000000000000000000000000"

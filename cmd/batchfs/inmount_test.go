@@ -16,7 +16,7 @@ func TestKeepsSchedule(t *testing.T) {
 		outcome func(adopted *atomic.Uint64)
 		want    bool
 	}{
-		{func(*atomic.Uint64) { last.Store(1) }, true}, // by the next worker
+		{func(*atomic.Uint64) { last.Store(1) }, true}, // as the next worker does
 		{func(adopted *atomic.Uint64) { adopted.Store(2) }, false},
 	} {
 		var adopted atomic.Uint64

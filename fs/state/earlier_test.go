@@ -13,7 +13,8 @@ import (
 	"batchfs/internal/failure"
 )
 
-// Handles of the memory in testdata/memory.txt. The kernel knows them, so they never change.
+// These are handles in testdata/memory.txt. A kernel would still know them after an upgrade, so
+// their numbers never change.
 const (
 	wholeHandle   = 0x10000
 	partialHandle = 0x10001
@@ -34,8 +35,8 @@ func ask(h *Handles, fh, id, thread uint64, from, to int64, change ...func(r *Re
 
 func isCut(r *ReadRequest) { r.Cut = true }
 
-// makeMemory makes memory with as many meanings as possible, half of it by a worker that dies in
-// the middle.
+// makeMemory returns memory in which as many fields as possible have a value other than zero. A
+// worker that dies in the middle of an assignment writes half of them.
 func makeMemory(t *testing.T) *Shared {
 	h := newTestHandles(t) // of the sequence train, number 1
 	s := h.shared
@@ -112,8 +113,8 @@ func makeMemory(t *testing.T) *Shared {
 
 // Memory of earlier versions is read with the same meaning. testdata/memory.txt lists the words
 // that are not 0 in such memory: the number of the section, the offset, and the word. If this test
-// fails, mend the code instead of the file. It may be written again, with -update, once makeMemory
-// has something new.
+// fails, mend the code instead of the file. When makeMemory sets a new field, write the file again
+// with -update.
 func TestMemoryOfAnEarlierVersion(t *testing.T) {
 	const name = "testdata/memory.txt"
 	if *update {

@@ -13,11 +13,11 @@ import (
 // rows of a schedule must not change. Workers write it, and so does batchfs cat, which computes the
 // batches of a mount in its own process.
 type rowsRead struct {
-	generation atomic.Uint64 // of the schedules that the mount serves: see SetScheduleGeneration
+	generation atomic.Uint64 // generation of the schedules; see SetScheduleGeneration
 	splits     [MaxSequences]struct {
 		isFull   atomic.Uint64 // nonzero once a schedule found no unused element of furthest
 		furthest [maxFurthest]Furthest
-	} // by split number
+	} // indexed by the number of the split
 }
 
 // maxFurthest limits how many schedules of a split are recorded. Usually, there is one for each
@@ -30,7 +30,7 @@ const maxFurthest = 8
 // remains when its sequences are closed. It is safe for concurrent use.
 type Furthest struct {
 	key  atomic.Uint64 // hash of settings; 0 if the element is unused
-	rows atomic.Uint64 // 1 + the highest row read
+	rows atomic.Uint64 // number of the highest row that was read, plus 1
 
 	// These describe the batch with the highest row, or one close to it if several are read at the
 	// same time.
@@ -70,7 +70,7 @@ func (s *Shared) FurthestFor(split, settings string) *Furthest {
 	for i := range p.furthest {
 		f := &p.furthest[i]
 		if f.key.CompareAndSwap(0, hash.Sum64()) || f.key.Load() == hash.Sum64() {
-			copy(f.settings[:], settings) // again, in case the process that set key has died
+			copy(f.settings[:], settings) // the process that set key may have died before it did so
 			return f
 		}
 	}
@@ -92,8 +92,8 @@ func (s *Shared) splitNumber(name string) int {
 // describe a batch. They are for messages, and may be mixed if batchfs cat writes them, too.
 var describing sync.Mutex
 
-// Record records that the first rows of the schedule are being read, the last of them as part of a
-// batch in the directory path. f may be nil.
+// Record records that row rows-1 of the schedule is being read, as part of a batch in the directory
+// path. f may be nil.
 func (f *Furthest) Record(rows uint64, path string, batch uint64) {
 	if f == nil {
 		return
@@ -117,7 +117,7 @@ func (f *Furthest) Record(rows uint64, path string, batch uint64) {
 // Settings returns the settings that were passed to FurthestFor.
 func (f *Furthest) Settings() string { return getText(f.settings[:]) }
 
-// Rows returns 1 + the highest row that was read.
+// Rows returns the number of the highest row that was read, plus 1.
 func (f *Furthest) Rows() uint64 { return f.rows.Load() }
 
 // Batch returns the directory and the number of the batch with that row, and the time since it was

@@ -26,13 +26,13 @@ type blockCounts struct {
 
 func (n *blockCounts) blockBytes() float64 { return float64(n.corpusBytes) / float64(n.corpusBlocks) }
 
-// A memoryMiss is a sampled step in which a host needs a block that is not in its memory. It stands
-// for several blocks of each host.
+// A memoryMiss is a sampled step in which a host needs a block that is not in its memory. It
+// represents several blocks of each host.
 type memoryMiss struct {
 	step      uint64
 	firstNeed uint64  // step in which the host first needed the block
 	gap       uint64  // steps since the host last needed the block; 0 if it never did
-	blocks    float64 // number of blocks for which it stands
+	blocks    float64 // number of blocks that the sampled block represents
 	bytes     float64 // size of all these blocks
 }
 
@@ -239,8 +239,8 @@ func (c *corpus) findNeeds(block blockElements, steps uint64) (needs []need, err
 	}
 }
 
-// addMisses adds the misses of a block, given its sorted needs. Each miss stands for these numbers
-// of blocks and bytes.
+// addMisses adds the misses of a block, given its sorted needs. Each miss represents these
+// numbers of blocks and bytes.
 func (n *blockCounts) addMisses(needs []need, blocks, bytes float64) {
 	var first, gap uint64
 	for i, next := range needs {

@@ -365,7 +365,7 @@ func TestPrepareKeepsCompleteFiles(t *testing.T) {
 	if err := testwait.For(t, "the error of prepare", failed); err == nil || !strings.Contains(err.Error(), "; the complete files are in out/.prepare: move them away") {
 		t.Errorf("error %v, want one that names the complete files", err)
 	}
-	removePublished("out") // as the next command does if the files in DIR are complete
+	removePublished("out") // the next command calls it if the files in DIR are complete
 	if got := readTokens(t, "out/.prepare/train.bin"); len(got) != len(text) {
 		t.Errorf("%d tokens, want %d", len(got), len(text))
 	}

@@ -163,8 +163,8 @@ func (w *workDir) clear() error {
 	return err
 }
 
-// removePublished removes the working directory if it has no files to move to DIR, and no
-// checkpoint but that of a complete run, which was killed after it had moved them.
+// removePublished removes the working directory of a run that was killed after it had moved all
+// files to DIR. It keeps a directory that has such files, or the checkpoint of an unfinished run.
 func removePublished(out string) {
 	if _, err := os.Lstat(filepath.Join(out, workDirName)); err != nil {
 		return

@@ -8,13 +8,14 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// The fields next to that of --ids, as tokenizers and data collators of Hugging Face name them.
+// These fields may stand next to the one that --ids names. Tokenizers and data collators of Hugging
+// Face write them.
 const (
 	Attention = "attention_mask"
 	Labels    = "labels"
 )
 
-// An IDRow has the ids of a document and what is next to them, as JSON.
+// An IDRow has the ids of a document, and the fields next to them, as JSON.
 type IDRow struct {
 	IDs               jsontext.Value
 	Attention, Labels jsontext.Value // nil if there are none

@@ -19,8 +19,8 @@ import (
 	"batchfs/cmd/batchfs/prepare/input"
 )
 
-// readArrow reads the rows of an Arrow stream from a row on. An Arrow file contains a stream after
-// its first 8 bytes.
+// readArrow reads the rows of an Arrow stream, beginning with the given one. An Arrow file contains
+// a stream after its first 8 bytes.
 func (r *Reader) readArrow(s *input.Stream, firstRow int64) (err error) {
 	allocator := &arrowAllocator{Allocator: memory.NewGoAllocator(), limit: r.MaxBatch}
 	invalid := func(err error) error {
@@ -55,7 +55,7 @@ func (r *Reader) readArrow(s *input.Stream, firstRow int64) (err error) {
 		if from, err = arrowOfFooter(file, size); err != nil {
 			return invalid(err)
 		}
-		// Bytes that Peek has read and counted, and that are read again.
+		// Peek has read and counted these bytes, which are read again.
 		counted := buffered.Buffered()
 		if spooled {
 			counted = int(s.File.Size())
@@ -113,13 +113,14 @@ const (
 	maxArrowSchema = 256 << 20
 )
 
-// arrowOfFooter returns the stream of an Arrow file, by the places of its messages in its footer.
-// polars writes no length before the schema, and dictionaries after the batches that need them.
+// arrowOfFooter returns a stream of the messages of an Arrow file, which its footer lists. They
+// cannot be read in the order of the file, because polars writes no length before the schema, and
+// writes dictionaries after the batches that need them.
 func arrowOfFooter(file io.ReaderAt, size int64) (io.Reader, error) {
 	const (
 		magic     = "ARROW1"
-		endSize   = int64(4 + len(magic)) // the length of the footer, and magic
-		blockSize = 24                    // a message's offset, and lengths of metadata and body
+		endSize   = int64(4 + len(magic)) // bytes of the length of the footer, and of magic
+		blockSize = 24                    // bytes of the offset of a message and its two lengths
 	)
 	end := make([]byte, endSize)
 	if _, err := file.ReadAt(end, max(0, size-endSize)); err != nil || string(end[4:]) != magic {
@@ -181,12 +182,11 @@ func (c *arrowChecker) Read(buf []byte) (int, error) {
 	return next.Read(buf)
 }
 
-// nextMessage returns the next message, or, if none follows, the end of the stream and all after
-// it.
+// nextMessage returns the next message. If there is none, it returns the rest of the input.
 func (c *arrowChecker) nextMessage() (io.Reader, error) {
 	prefix := make([]byte, 4)
 	_, err := io.ReadFull(c.in, prefix)
-	if string(prefix) == "\xff\xff\xff\xff" { // since Arrow 0.15
+	if string(prefix) == "\xff\xff\xff\xff" { // Arrow 0.15 and later write this before the length
 		prefix = append(prefix, 0, 0, 0, 0)
 		_, err = io.ReadFull(c.in, prefix[4:])
 	}
@@ -264,8 +264,9 @@ func checkArrowBatch(batch *flatbuffers.Table) error {
 	return nil
 }
 
-// checkArrowFields subtracts the lengths of a table's lists of columns and of metadata, in the
-// given slots, from limit, and those of the columns. It panics if limit is too small.
+// checkArrowFields subtracts from limit the lengths of the lists of columns and of metadata of a
+// table, which are in the given slots, and those of all columns below. It panics if limit is too
+// small.
 func checkArrowFields(table *flatbuffers.Table, columns, metadata flatbuffers.VOffsetT, limit *int) {
 	length := func(slot flatbuffers.VOffsetT) (at flatbuffers.UOffsetT, n int) {
 		if at = flatbuffers.UOffsetT(table.Offset(slot)); at > 0 {
@@ -284,7 +285,8 @@ func checkArrowFields(table *flatbuffers.Table, columns, metadata flatbuffers.VO
 	}
 }
 
-// An endReader records whether its end was reached. A complete stream has a mark before that.
+// An endReader records whether its end was reached. In a complete stream, arrow-go stops before, at
+// a mark.
 type endReader struct {
 	io.Reader
 	ended bool
@@ -301,7 +303,7 @@ func (e *endReader) Read(buf []byte) (int, error) {
 type arrowAllocator struct {
 	memory.Allocator
 	limit   int
-	refused int // bytes
+	refused int // size in bytes of an allocation that was refused, or 0
 }
 
 func (a *arrowAllocator) Allocate(size int) []byte {
@@ -314,7 +316,7 @@ func (a *arrowAllocator) Reallocate(size int, b []byte) []byte {
 	return a.Allocator.Reallocate(size, b)
 }
 
-// check panics if the size is refused; arrow-go or readArrow recover.
+// check panics if size is refused. arrow-go or readArrow recovers from that.
 func (a *arrowAllocator) check(size int) {
 	if size < 0 || size > a.limit {
 		a.refused = size
@@ -351,7 +353,7 @@ func newArrowColumn(index int, f arrow.Field) *column {
 // An arrowReader reads rows of record batches.
 type arrowReader struct {
 	reader *Reader
-	schema *column // of what is read
+	schema *column // the columns that are read
 	next   int64   // number of the next row
 	row    rowJSON
 }

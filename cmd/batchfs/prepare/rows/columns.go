@@ -11,9 +11,9 @@ import (
 // A column is a part of the schema of a file of rows.
 type column struct {
 	name    string
-	path    string    // for messages
-	members []*column // of a struct
-	element *column   // of a list
+	path    string    // path as messages show it
+	members []*column // members of a struct
+	element *column   // element of a list
 	isText  bool      // whether its values are strings of bytes
 	isUTF8  bool      // whether the schema says that these are UTF-8
 	needed  bool      // whether a field leads to it, or to a column above it
@@ -22,7 +22,7 @@ type column struct {
 	isUnsigned bool   // whether the integers are unsigned; Parquet stores them as signed ones
 	unreadable string // what the values are, such as decimals, if prepare cannot read them; else ""
 
-	index   int // among the leaves of a parquet file, or the members of a struct of Arrow
+	index   int // position among the leaves of a parquet file, or the members of a struct of Arrow
 	parquet parquetLevels
 }
 
@@ -58,8 +58,8 @@ func (c *column) need() {
 	}
 }
 
-// prune removes all columns but the needed ones and those on the way to them. It reports whether c
-// is left.
+// prune removes all columns below c but the needed ones and those on the way to them. It reports
+// whether c is needed, or has such a column.
 func (c *column) prune() bool {
 	if !c.needed {
 		c.members = slices.DeleteFunc(c.members, func(m *column) bool { return !m.prune() })
@@ -81,8 +81,8 @@ func (c *column) leaves() (all []*column) {
 	return all
 }
 
-// choose removes the columns of a schema that are not read: all but those with what the fields lead
-// to, or with the first list on the way to it.
+// choose removes the columns of a schema that are not read. If there is a list on the way to what a
+// field leads to, the whole list is read.
 func (cs *Columns) choose(schema *column) error {
 	for _, f := range cs.Fields {
 		c, parent, err := schema.find(f)

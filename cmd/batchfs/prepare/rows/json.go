@@ -11,12 +11,12 @@ import (
 type rowJSON struct {
 	limit   int
 	text    []byte
-	exceeds bool // whether it has more
+	exceeds bool // whether the row has more bytes than that
 }
 
 func (j *rowJSON) reset() { *j = rowJSON{limit: j.limit, text: j.text[:0]} }
 
-// literal appends a part of a value as it is.
+// literal appends text without quotes or escapes.
 func (j *rowJSON) literal(part string) {
 	j.exceeds = j.exceeds || len(j.text)+len(part) > j.limit
 	if !j.exceeds {
@@ -48,8 +48,8 @@ func (j *rowJSON) integer(value int64) {
 	}
 }
 
-// bytes appends the value of a column. Bytes that need not be UTF-8, and are not, become an object,
-// because they are no text.
+// bytes appends the value of a column of bytes as a string. If they are not UTF-8, and the schema
+// does not say that they are, they become an object, which is no text.
 func (j *rowJSON) bytes(value []byte, c *column) {
 	if c.isUTF8 || utf8.Valid(value) {
 		j.string(value)

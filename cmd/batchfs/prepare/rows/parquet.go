@@ -14,7 +14,7 @@ import (
 	"batchfs/cmd/batchfs/prepare/input"
 )
 
-// readParquet reads the rows of a parquet file from a row on.
+// readParquet reads the rows of a parquet file, beginning with the given one.
 func (r *Reader) readParquet(s *input.Stream, firstRow int64) (err error) {
 	defer recoverBroken(&err)
 	from, spooled, err := s.Seekable(r.ScratchDir)
@@ -110,10 +110,10 @@ func GroupSizes(in *input.File) (sizes []int64, err error) {
 // A parquetReader reads rows of a parquet file.
 type parquetReader struct {
 	reader   *Reader
-	schema   *column        // of what is read
+	schema   *column        // the columns that are read
 	nextRow  int64          // number of the next row to add
 	rowBytes float64        // average size of a row on disk
-	leaves   []*parquetLeaf // of a row group; nil if they are not read
+	leaves   []*parquetLeaf // of the current row group; nil for those that are not read
 	row      rowJSON
 }
 
@@ -121,7 +121,8 @@ type parquetReader struct {
 // two adjacent rows may be 0.
 func (p *parquetReader) bytesBefore(row int64) int { return int(p.rowBytes * float64(row)) }
 
-// readGroup adds the rows of a row group from p.nextRow on. The number of its first row is first.
+// readGroup adds the rows of a row group, beginning with p.nextRow. first is the number of the
+// first row of the group.
 func (p *parquetReader) readGroup(first, rows int64) error {
 	leaves := p.schema.leaves()
 	row, end := first, first+rows
@@ -158,13 +159,13 @@ func (p *parquetReader) readGroup(first, rows int64) error {
 	return nil
 }
 
-// parquetLevels are the definition levels from which on a value of a column exists. The levels are
-// read from the first leaf below the column.
+// parquetLevels has levels of a column, which are read from the first leaf below it. A definition
+// level that is at least value, for example, means that the column has a value.
 type parquetLevels struct {
 	optional   bool
-	value      int // whether the value is not null, if it is optional
-	elements   int // whether a list has elements
-	repetition int // the repetition level of all elements but the first
+	value      int // definition level of a value that is not null
+	elements   int // definition level of a list that has elements
+	repetition int // repetition level of all elements of a list but the first
 }
 
 // newParquetColumn returns the tree of a column. In this tree, lists have elements instead of the
@@ -186,7 +187,8 @@ func (c *column) setElements(repeated *parquetgo.Column, element *column) {
 	c.element, c.parquet.elements, c.parquet.repetition = element, repeated.MaxDefinitionLevel(), repeated.MaxRepetitionLevel()
 }
 
-// fill sets what is in a column, apart from its own repetition.
+// fill sets the members, the elements or the type of a column, but does not look at whether the
+// column itself is repeated.
 func (c *column) fill(from *parquetgo.Column) {
 	var logical parquetformat.LogicalTypeValue
 	if t := from.Type().LogicalType(); t != nil {
@@ -307,7 +309,7 @@ func (p *parquetReader) appendLeaf(c *column, v parquetgo.Value) {
 	}
 }
 
-// skip passes over a value that is null or an empty list.
+// skip passes over a value that is null, or over an empty list.
 func (p *parquetReader) skip(c *column, repetition int) {
 	for _, leaf := range c.leaves() {
 		p.next(leaf, repetition)
@@ -335,7 +337,7 @@ type parquetLeaf struct {
 	page   parquetgo.Page // nil before the first page and after an error
 	from   parquetgo.ValueReader
 	buf    [256]parquetgo.Value
-	at, n  int   // range of buf that is not used yet
+	at, n  int   // the values buf[at:n] are still to be returned
 	err    error // why there are no more values; io.EOF at the end
 }
 

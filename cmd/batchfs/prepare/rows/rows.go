@@ -13,11 +13,11 @@ import (
 // A Reader reads the rows of files. It belongs to one goroutine.
 type Reader struct {
 	Columns    Columns
-	ScratchDir string // directory for decompressed files; empty for the default
+	ScratchDir string // directory for spooled files; empty for the default
 
-	MaxRow        int   // bytes of a text or a line of JSON
-	MaxBatch      int   // bytes of a stored record batch of Arrow, and of a decompressed buffer
-	MaxPageValues int64 // values of a page of Parquet
+	MaxRow        int   // most bytes of a text or a line of JSON
+	MaxBatch      int   // most bytes of a stored record batch, and of a decompressed buffer
+	MaxPageValues int64 // most values of a page of Parquet
 
 	Count func(n int) // receives the size of each read, in bytes as stored
 	// Add receives the number of each row, from 0, and its text or line of JSON, which is valid
@@ -37,7 +37,8 @@ type Columns struct {
 // of JSON.
 func (cs Columns) AreTexts() bool { return cs.OneText && cs.ID == nil }
 
-// Read reads the rows of a stream from a row on. They are those of its part, if it has one.
+// Read reads the rows of a stream, or of the part that its file is restricted to, beginning with
+// row from.
 func (r *Reader) Read(s *input.Stream, from int64) error {
 	if s.File.Format == input.Arrow {
 		return r.readArrow(s, from)
