@@ -35,7 +35,7 @@ func (s *supervisor) stop() error {
 	s.graceEnd = time.Now().Add(s.Grace)
 	s.shared.Closing.Store(1)
 	err := s.tryUnmount()
-	if err == nil && s.Connection == nil {
+	if err == nil && !s.mounted.HandedOver {
 		s.Log.Warn("files are still open: they can be read until the grace period ends", "grace", s.Grace)
 	}
 	return err
@@ -45,7 +45,7 @@ func (s *supervisor) stop() error {
 // the mount is gone or the grace period is over.
 func (s *supervisor) tryUnmount() error {
 	err := error(unix.EBUSY) // detached and handed-over mounts get the grace period, too
-	if s.Connection == nil {
+	if !s.mounted.HandedOver {
 		if current, _ := s.mounted.Current(); current != nil {
 			err = current.Unmount(false)
 		}
@@ -57,7 +57,7 @@ func (s *supervisor) tryUnmount() error {
 		return err
 	case time.Now().Before(s.graceEnd):
 		return nil
-	case s.Connection == nil:
+	case !s.mounted.HandedOver:
 		s.Log.Warn("files were still open at the end of the grace period: their readers get errors")
 	}
 	return errStopped

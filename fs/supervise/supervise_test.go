@@ -124,7 +124,7 @@ func newTestRun(t *testing.T, behavior string) *testRun {
 	r := &testRun{restart: make(chan os.Signal, 1), stop: make(chan os.Signal, 2), done: make(chan error, 1), log: &strings.Builder{}, behavior: behavior}
 	r.disconnect = sync.OnceFunc(func() { read.Close() })
 	r.supervisor = newSupervisor(Options{
-		Worker: func(isRestart bool) *exec.Cmd {
+		WorkerCommand: func(isRestart bool) *exec.Cmd {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			cmd := exec.Command(os.Args[0])
@@ -551,8 +551,8 @@ func TestNoWorkerCanServe(t *testing.T) {
 			t.Parallel()
 			r := newTestRun(t, "serve")
 			var tried atomic.Int64
-			worker := r.Worker
-			r.Worker = func(isRestart bool) *exec.Cmd {
+			worker := r.WorkerCommand
+			r.WorkerCommand = func(isRestart bool) *exec.Cmd {
 				tried.Add(1)
 				cmd := worker(isRestart)
 				if slices.Contains(cmd.Env, "WORKER=none") {
@@ -631,7 +631,7 @@ func TestRunnableTime(t *testing.T) {
 // If the kernel does not resend requests, a mount that was handed over ends with its worker.
 func TestHandedOverWithoutResend(t *testing.T) {
 	r := newTestRun(t, "serve")
-	r.Connection, r.NoResend = r.connection, true
+	r.mounted.HandedOver, r.NoResend = true, true
 	r.start(t)
 	first := int(r.shared.Worker.Load())
 	restarts := r.shared.Restarts.Load()

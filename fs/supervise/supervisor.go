@@ -32,12 +32,12 @@ type Options struct {
 	// Connection is the connection of a mount that was handed over, or nil. Run closes it.
 	Connection *os.File
 	AllowOther bool // whether other users may read, within the files' permissions
-	// Worker returns the command of a worker, which must call ConnectSupervisor. The descriptors in
-	// its ExtraFiles begin at ExtraFd. In a restart, it should load the program and the
-	// configuration anew; later workers should run that program once Restarted is called.
-	Worker   func(isRestart bool) *exec.Cmd
-	Snapshot *os.File         // snapshot for the first worker; Run closes it
-	Restart  <-chan os.Signal // signals to replace the worker
+	// WorkerCommand returns the command of a worker, which must call ConnectSupervisor. The
+	// descriptors in its ExtraFiles begin at ExtraFd. In a restart, it should load the program and
+	// the configuration anew; later workers should run that program once Restarted is called.
+	WorkerCommand func(isRestart bool) *exec.Cmd
+	Snapshot      *os.File         // snapshot for the first worker; Run closes it
+	Restart       <-chan os.Signal // signals to replace the worker
 	// IsOrphaned reports whether this process has lost its terminal. A signal in Restart then
 	// unmounts, unless batchfs restart has announced it.
 	IsOrphaned   func() bool
@@ -172,7 +172,7 @@ func (s *supervisor) supervise() error {
 	case !errors.Is(err, errStopped):
 		s.Log.Error("the mount is ending: its readers get errors", "err", err)
 		return err
-	case s.Connection != nil:
+	case s.mounted.HandedOver:
 		s.Log.Warn("the connection is closing: readers get errors until whoever made the mount unmounts it")
 	}
 	return nil
@@ -338,7 +338,7 @@ func (s *supervisor) restart() {
 	switch {
 	case !s.graceEnd.IsZero():
 		err = errors.New("the mount is ending, and waits only for its open files to be closed")
-	case s.Connection != nil && !s.kernelResends():
+	case s.mounted.HandedOver && !s.kernelResends():
 		err = errors.New("the mount was handed over, and before Linux 6.9 it ends with its worker")
 	default:
 		p, err = s.startProcess(true)
@@ -355,7 +355,7 @@ func (s *supervisor) restart() {
 func (s *supervisor) killNext() {
 	if s.next != nil {
 		s.next.kill()
-		s.next.drainMessages()
+		s.next.readLastMessages()
 		s.next.publishedSnapshot.Close()
 		s.next = nil
 	}
@@ -379,7 +379,7 @@ func (s *supervisor) switchToNext() error {
 		s.worker.awaitEnd(leavingLimit)
 	}
 	s.worker.kill()
-	s.drainSnapshots()
+	s.readLastSnapshots()
 	// If the kernel does not resend, the new worker's connection ends now. And if the old worker
 	// has published a snapshot since the new one started, that is outdated.
 	if !s.kernelResends() || s.Snapshot != s.next.snapshot {
@@ -408,6 +408,15 @@ func (s *supervisor) appointWorker(isRestart bool) (err error) {
 		return s.promote()
 	}
 	return nil
+}
+
+func (s *supervisor) startProcess(isRestart bool) (*workerProcess, error) {
+	p, err := startWorker(s.WorkerCommand(isRestart), s.connection, s.sharedMemory, s.Snapshot)
+	if err != nil {
+		return nil, resourceError{err}
+	}
+	p.isRestart = isRestart
+	return p, nil
 }
 
 func (s *supervisor) promote() error {
@@ -453,7 +462,7 @@ func (s *supervisor) recordServing() {
 // it was the worker, another will be tried.
 func (s *supervisor) processFailed(p *workerProcess, why error) error {
 	p.kill()
-	served := p.drainMessages()
+	served := p.readLastMessages()
 	if !served {
 		p.publishedSnapshot.Close()
 	}
@@ -473,7 +482,7 @@ func (s *supervisor) processFailed(p *workerProcess, why error) error {
 		if p.isRestart || s.lastFailure != nil || s.servingSince.IsZero() { // msgServing was queued
 			s.recordServing()
 		}
-		s.drainSnapshots()
+		s.readLastSnapshots()
 		if !isShortage(why) {
 			s.shared.Crashes.Add(1)
 		}
@@ -490,8 +499,20 @@ func (s *supervisor) processFailed(p *workerProcess, why error) error {
 	return s.scheduleRetry(why)
 }
 
-// drainSnapshots handles the snapshots that the worker sent before it ended.
-func (s *supervisor) drainSnapshots() {
+// readLastMessages reads the messages that were queued when a process ended, up to msgServing;
+// readLastSnapshots reads the later ones. It reports whether the process has served.
+func (p *workerProcess) readLastMessages() (served bool) {
+	for !p.isServing && len(p.messages) > 0 {
+		m := <-p.messages
+		m.file.Close() // of a snapshot that no worker has served
+		p.lastMessage = m.text
+		p.isServing = m.text == msgServing
+	}
+	return p.isServing
+}
+
+// readLastSnapshots handles the snapshots that the worker sent before it ended.
+func (s *supervisor) readLastSnapshots() {
 	for len(s.worker.messages) > 0 {
 		switch m := <-s.worker.messages; {
 		case m.text != msgSnapshot:
@@ -576,7 +597,7 @@ func (s *supervisor) recordSnapshot() {
 
 // remount ends the connection, which gives all waiting readers errors, and mounts again.
 func (s *supervisor) remount() error {
-	if s.Connection != nil {
+	if s.mounted.HandedOver {
 		return errors.New("batchfs cannot remount a mount that was handed over to it; from Linux 6.9 on, another worker would take over")
 	}
 	s.connection.Close()

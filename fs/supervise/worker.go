@@ -44,7 +44,7 @@ const (
 	sharedFd
 	socketFd
 	snapshotFd
-	// ExtraFd is the first descriptor from the command's own ExtraFiles: see Options.Worker.
+	// ExtraFd is the first descriptor from the command's own ExtraFiles: see Options.WorkerCommand.
 	ExtraFd
 )
 
@@ -154,15 +154,6 @@ type workerProcess struct {
 	isServing         bool
 }
 
-func (s *supervisor) startProcess(isRestart bool) (*workerProcess, error) {
-	p, err := startWorker(s.Worker(isRestart), s.connection, s.sharedMemory, s.Snapshot)
-	if err != nil {
-		return nil, resourceError{err}
-	}
-	p.isRestart = isRestart
-	return p, nil
-}
-
 func startWorker(cmd *exec.Cmd, connection, memory, snapshot *os.File) (*workerProcess, error) {
 	ours, theirs, err := fdpass.Pair()
 	if err != nil {
@@ -234,7 +225,7 @@ func (p *workerProcess) isOverdue(limit time.Duration) bool {
 	return p.startupTime > limit
 }
 
-// exitError returns why a process has ended by itself. Its messages must have been drained.
+// exitError returns why a process has ended by itself. readLastMessages must have been called.
 func (p *workerProcess) exitError() error {
 	if reason, refused := strings.CutPrefix(p.lastMessage, msgRefused); refused {
 		return failure.OfStatus(p.status().ExitStatus()).Wrap(errors.New(reason))
@@ -304,18 +295,6 @@ const (
 func (p *workerProcess) kill() {
 	p.cmd.Process.Kill()
 	p.awaitEnd(killedLimit)
-}
-
-// drainMessages reads the messages that were queued when a process ended, up to msgServing;
-// drainSnapshots reads the later ones. It reports whether the process has served.
-func (p *workerProcess) drainMessages() (served bool) {
-	for !p.isServing && len(p.messages) > 0 {
-		m := <-p.messages
-		m.file.Close() // of a snapshot that no worker has served
-		p.lastMessage = m.text
-		p.isServing = m.text == msgServing
-	}
-	return p.isServing
 }
 
 // awaitEnd waits until the process ends, so that it cannot write to the shared memory while the

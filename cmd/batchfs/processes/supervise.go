@@ -110,7 +110,7 @@ func runSupervisor(
 	err = supervise.Run(snapshot.Mountpoint, supervise.Options{
 		Connection: connection,
 		AllowOther: c.Mount.AllowOther,
-		Worker: func(isRestart bool) *exec.Cmd {
+		WorkerCommand: func(isRestart bool) *exec.Cmd {
 			cmd := program.worker(isRestart)
 			cmd.Stderr = logTo
 			return cmd
