@@ -255,6 +255,30 @@ func TestPrefetchLimits(t *testing.T) {
 	}
 }
 
+// A reader gets a buffer even if blocks that were prefetched in vain are needed again. It does not
+// wait until the stream that needs them seems to have ended.
+func TestUnreadBlocksAreNeededAgain(t *testing.T) {
+	s := newFakeStore(10 * blockBytes)
+	o := s.open(t, Options{BlockBytes: blockBytes, Memory: 4 * blockBytes}, io.Discard, "a")
+	var stream Stream
+	prefetch := func(k uint64, blocks ...int64) {
+		stream.Advance(k)
+		for _, i := range blocks {
+			o.prefetch(i, Demand{&stream, k})
+			o.cache.mu.Lock()
+			loaded := o.cache.cached[key{o, i}].loadDone
+			o.cache.mu.Unlock()
+			testwait.For(t, "a prefetch", loaded)
+		}
+	}
+	prefetch(0, 0, 1, 2)
+	prefetch(1, 3, 0, 1, 2)
+	s.checkBlock(t, o, 9)
+	if !stream.isActive() {
+		t.Error("the reader has waited for the end of the stream")
+	}
+}
+
 // Blocks stay in memory while a stream needs them for its next batches: with one stream, every
 // block is fetched once, and each further stream adds only a few fetches.
 func TestStreams(t *testing.T) {
