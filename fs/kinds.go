@@ -122,7 +122,8 @@ func (k kind) isNext() bool        { return k.batches().selector == nextBatch }
 func (k kind) showsOneArray() bool { return k.batches().oneArray }
 
 // isText reports whether the files are texts. Each handle shows the text as it was when the handle
-// was opened, so the page cache is not used.
+// was opened or, if that is no longer known, when it is read from the beginning. So the page cache
+// is not used.
 func (k kind) isText() bool { return k.entry().text.render != nil }
 
 // isNumbered reports whether the files are batch/*, batches.*, sequence.bin or tokens.bin, which

@@ -128,16 +128,16 @@ func (p *prefetcher) readerFor(list BatchList, k uint64) *sequentialReader {
 	r := &sequentialReader{list: list, batchSize: list.Spec().Batch.Bytes(), next: k + 1}
 	p.readers = append(p.readers, r)
 	if len(p.readers) > maxReaders {
-		p.evict()
+		p.evict(func(*sequentialReader) bool { return true })
 	}
 	return r
 }
 
-// evict discards the least recently used reader that is idle and its buffers, but not the reader
-// used last. It reports whether there was one. The caller holds mu.
-func (p *prefetcher) evict() bool {
+// evict discards the least recently used of the readers that may be evicted and are idle, and its
+// buffers, but not the reader used last. It reports whether there was one. The caller holds mu.
+func (p *prefetcher) evict(may func(*sequentialReader) bool) bool {
 	for i, r := range p.readers[:len(p.readers)-1] {
-		if n := len(r.buffers); r.discardBuffers() {
+		if n := len(r.buffers); may(r) && r.discardBuffers() {
 			p.bufferBytes.Add(-int64(n) * r.batchSize)
 			p.readers = slices.Delete(p.readers, i, i+1)
 			return true
@@ -171,7 +171,7 @@ func (p *prefetcher) allocate(r *sequentialReader) {
 		return
 	}
 	for p.bufferBytes.Load()+n*r.batchSize > p.maxBytes {
-		if !p.evict() {
+		if !p.evict(func(r *sequentialReader) bool { return len(r.buffers) > 0 }) {
 			return
 		}
 	}

@@ -183,8 +183,7 @@ func (c batchContent) read(t *tree, r readRequest) (reply fuse.ReadResult, _ err
 		if err != nil {
 			return nil, err
 		}
-		reply, err := c.getBytes(t, part, timer, r.buf)
-		if err == nil {
+		if reply, err = c.getBytes(t, part, timer, r.buf); err == nil {
 			return reply, nil
 		}
 		err = outdatedError(part.list, err)
@@ -390,11 +389,15 @@ func (r *reply) Size() int { return len(r.parts[0]) + len(r.parts[1]) }
 // Succeeded commits the batch number of a READ, and counts the READ once, even if the kernel sends
 // it again.
 func (t *tree) Succeeded(in *fuse.ReadIn, result fuse.ReadResult) {
+	i := inode(in.NodeId)
+	if (i.kind().isNext() || i.kind().isNumbered()) && result.Size() > 0 {
+		t.shared.SetFailing(i.sequence(), false)
+	}
 	r, ok := result.(*reply)
 	if !ok { // the reply has no bytes of batches
 		return
 	}
-	if inode(in.NodeId).kind().isNext() {
+	if i.kind().isNext() {
 		t.handles.Commit(in.Unique)
 	}
 	t.shared.CountOnce(in.Unique, func() { t.account(r) })
@@ -403,7 +406,6 @@ func (t *tree) Succeeded(in *fuse.ReadIn, result fuse.ReadResult) {
 // account adds a reply to the counters of its sequence and of the sources of its split.
 func (t *tree) account(r *reply) {
 	seq := &t.shared.Sequences[r.inode.sequence()]
-	t.shared.SetFailing(r.inode.sequence(), false)
 	seq.Reads.Add(1)
 	seq.Bytes.Add(uint64(r.Size()))
 	if r.buffer != nil {

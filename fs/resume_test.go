@@ -37,6 +37,10 @@ func TestTextsAfterTakeover(t *testing.T) {
 	for _, r := range []*reader{cursor, begun, done} {
 		r.tree = tr
 	}
+	info = "[]\n" // of the same length
+	if text, st := begun.read(1, 100); st != fuse.Status(syscall.ESTALE) {
+		t.Errorf("in its middle, a text continues with %q, %v", text, st)
+	}
 	info = "{\"longer\": true}\n"
 	if text, st := cursor.read(0, 100); st != fuse.OK || string(text) != "0\n" {
 		t.Errorf("cursor shows %q, %v", text, st)

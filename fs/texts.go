@@ -4,6 +4,8 @@ import (
 	"bytes"
 	_ "embed"
 	"fmt"
+	"hash/crc32"
+	"math"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -50,11 +52,23 @@ func (c *textCache) release(fh uint64) {
 	delete(c.byHandle, fh)
 }
 
-// textBits is the number of low bits of a text's handle that hold the length of the text, in bytes.
-const textBits = 32
+// The handle of a text is made of:
+//
+//	bits 0-31   its length in bytes
+//	bits 32-47  its hash
+//	bits 48-63  a counter
+const (
+	textHashShift  = 32
+	textCountShift = 48
+)
 
 // textLen returns the length of the text of a handle, in bytes.
-func textLen(fh uint64) uint64 { return fh & (1<<textBits - 1) }
+func textLen(fh uint64) uint64 { return fh & (1<<textHashShift - 1) }
+
+// describeText returns the bits of a handle that describe its text: the length and the hash.
+func describeText(text []byte) uint64 {
+	return uint64(crc32.ChecksumIEEE(text)&math.MaxUint16)<<textHashShift | uint64(len(text))
+}
 
 // isAtEnd reports whether a READ begins at or after the end of its text, but not at offset 0.
 func isAtEnd(in *fuse.ReadIn) bool { return in.Offset > 0 && in.Offset >= textLen(in.Fh) }
@@ -67,7 +81,7 @@ func (t *tree) openText(i inode, cancel <-chan struct{}) (fh uint64, err error) 
 	if rendered == nil {
 		return 0, errForgotten
 	}
-	fh = t.shared.TextHandles.Add(1)<<textBits | uint64(len(rendered))
+	fh = t.shared.TextHandles.Add(1)<<textCountShift | describeText(rendered)
 	t.texts.put(fh, rendered)
 	return fh, nil
 }
@@ -91,8 +105,8 @@ func (c textContent) read(t *tree, r readRequest) (fuse.ReadResult, error) {
 }
 
 // textOf returns the text of the file of a READ. If it is not cached, textOf renders a new one. If
-// that has another length and the READ does not begin at offset 0, it returns errTextGone, because
-// the reader may have the beginning of the old text.
+// that is another text and the READ does not begin at offset 0, it returns errTextGone, because the
+// reader may have the beginning of the old text.
 func (c textContent) textOf(t *tree, r readRequest) ([]byte, error) {
 	if cached := t.texts.get(r.Fh); cached != nil {
 		return cached, nil
@@ -104,7 +118,7 @@ func (c textContent) textOf(t *tree, r readRequest) ([]byte, error) {
 	if rendered == nil {
 		return nil, errForgotten
 	}
-	if r.Offset > 0 && uint64(len(rendered)) != textLen(r.Fh) {
+	if r.Offset > 0 && describeText(rendered) != r.Fh&(1<<textCountShift-1) {
 		return nil, errTextGone
 	}
 	t.texts.put(r.Fh, rendered)

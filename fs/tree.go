@@ -212,6 +212,7 @@ func (t *tree) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name string
 		i, timeout = sequenceInode(i.sequence(), b), 0
 	}
 	if i == noSuchInode {
+		timeout = time.Minute // a restart may bring a program that has more files
 		t.recordBadName(dir, name, t.explainBadName(dir, name))
 	}
 	t.fillEntry(i, b, timeout, out)

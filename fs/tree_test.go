@@ -341,6 +341,11 @@ func TestNextAfterAnError(t *testing.T) {
 		}
 	}
 	failure = nil
+	tr.openFile(t, "train/batch/0.json", 0).read(0, 100)
+	if tr.shared.Failing(1) {
+		t.Error("a read of batch/0.json leaves the sequence failing")
+	}
+	tr.shared.SetFailing(1, true)
 	if got := tr.openFile(t, "train/next", 0).readBatch(t, size); got != 0 {
 		t.Errorf("after errors another handle gets batch %d: 0 is lost", got)
 	}

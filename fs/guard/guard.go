@@ -38,7 +38,7 @@ type FileSystem interface {
 	// admission.
 	HandleRead(cancel <-chan struct{}, waited time.Duration, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status)
 
-	// The cost methods do no I/O, and create neither a split nor a batch.
+	// The cost methods do no I/O, and create neither a Sequence nor a batch.
 	CostOfLookup(header *fuse.InHeader, name string) Cost
 	CostOfGetAttr(in *fuse.GetAttrIn) Cost
 	CostOfOpen(in *fuse.OpenIn) Cost
