@@ -132,7 +132,7 @@ func newTestRun(t *testing.T, behavior string) *testRun {
 			return cmd
 		},
 		Snapshot: snapshot, Restart: r.restart, IsOrphaned: func() bool { return false }, Stop: r.stop, Grace: time.Minute,
-		Serving: func(*state.Shared) {}, Restarted: func() {}, Stopping: func() {},
+		Serving: func(*state.Shared) {}, RestartEnded: func(bool) {}, Stopping: func() {},
 		Log: slog.New(slog.NewTextHandler(r.log, nil)),
 	}, &mount.Mounted{Mountpoint: t.TempDir()}, write, shared, memory)
 	r.backOff, r.pingEvery = time.Microsecond, 100*time.Millisecond
@@ -366,8 +366,8 @@ func TestStandbyOfAnOlderSnapshot(t *testing.T) {
 func TestRestartBehindTheEnd(t *testing.T) {
 	r := newTestRun(t, "serve")
 	r.awaitServing(t)
-	restarted := 0
-	r.Restarted = func() { restarted++ }
+	var ended []bool
+	r.RestartEnded = func(succeeded bool) { ended = append(ended, succeeded) }
 	r.setBehavior("publish, then end")
 	r.supervisor.restart()
 	p := r.next
@@ -376,8 +376,8 @@ func TestRestartBehindTheEnd(t *testing.T) {
 	}
 	testwait.For(t, "the end of the new worker", p.ended)
 	noError(t, r.processFailed(p, nil))
-	if restarted != 1 {
-		t.Errorf("the new program was adopted %d times", restarted)
+	if !slices.Equal(ended, []bool{true}) {
+		t.Errorf("the restart has ended with success %v, want once with true", ended)
 	}
 	want := fmt.Sprint("published by ", p.cmd.Process.Pid)
 	if text, err := io.ReadAll(io.NewSectionReader(r.Snapshot, 0, 100)); err != nil || string(text) != want || r.shared.LastRestart.String() != "" || r.shared.Restarts.Load() != 1 {

@@ -34,7 +34,7 @@ type Options struct {
 	AllowOther bool // whether other users may read, within the files' permissions
 	// WorkerCommand returns the command of a worker, which must call ConnectSupervisor. The
 	// descriptors in its ExtraFiles begin at ExtraFd. In a restart, it should load the program and
-	// the configuration anew; later workers should run that program once Restarted is called.
+	// the configuration anew; later workers should run that program if RestartEnded gets true.
 	WorkerCommand func(isRestart bool) *exec.Cmd
 	Snapshot      *os.File         // snapshot for the first worker; Run closes it
 	Restart       <-chan os.Signal // signals to replace the worker
@@ -46,10 +46,10 @@ type Options struct {
 	Grace        time.Duration    // time for open files to be closed before the mount ends
 	NoResend     bool             // whether to assume that the kernel does not resend requests
 
-	Serving   func(*state.Shared) // called when the first worker serves
-	Restarted func()              // called after each restart that succeeds
-	Stopping  func()              // called when the mount begins to end
-	Log       *slog.Logger
+	Serving      func(*state.Shared)  // called when the first worker serves
+	RestartEnded func(succeeded bool) // called after each restart
+	Stopping     func()               // called when the mount begins to end
+	Log          *slog.Logger
 }
 
 // A supervisor belongs to the goroutine of Run.
@@ -364,12 +364,14 @@ func (s *supervisor) killNext() {
 // rejectRestart ends a restart without replacing the worker.
 func (s *supervisor) rejectRestart(err error) {
 	s.Log.Error("restart rejected: the current worker keeps serving", "err", err)
+	s.RestartEnded(false)
 	s.shared.EndRestart(err)
 }
 
 // failRestart ends a restart after which neither the old worker nor the new one is left.
 func (s *supervisor) failRestart(err error) {
 	s.Log.Error("restart rejected: another worker takes over with the old program and configuration", "err", err)
+	s.RestartEnded(false)
 	s.shared.EndRestart(err)
 }
 
@@ -448,7 +450,7 @@ func (s *supervisor) recordServing() {
 		s.Serving(s.shared)
 	case p.isRestart:
 		s.Log.Info("restarted: a new worker is serving", "pid", pid)
-		s.Restarted()
+		s.RestartEnded(true)
 		s.shared.EndRestart(nil)
 		p.isRestart = false
 	default:
@@ -544,7 +546,7 @@ func (s *supervisor) scheduleRetry(why error) error {
 		s.failures++
 	} else if s.attempts > 1 && !s.loggedShortage {
 		s.loggedShortage = true
-		s.Log.Error("no worker is serving, because the machine lacks memory or processes: readers wait until an attempt succeeds", "err", why)
+		s.Log.Error("no worker is serving: none can be started, or the machine lacks memory or processes; readers wait until an attempt succeeds", "err", why)
 	}
 	if s.failures > maxFailures {
 		return fmt.Errorf("%d workers in a row failed before they had answered a request; the last failure: %w", maxFailures, why)

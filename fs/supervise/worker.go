@@ -240,8 +240,8 @@ func (p *workerProcess) exitError() error {
 	return err
 }
 
-// A resourceError means that a worker failed for lack of memory or processes. Another attempt may
-// succeed.
+// A resourceError means that a worker could not be started, or failed for lack of memory or
+// processes. Another attempt may succeed.
 type resourceError struct{ error }
 
 func (e resourceError) Unwrap() error { return e.error }

@@ -132,9 +132,9 @@ func runSupervisor(
 			ready()
 			debug.FreeOSMemory() // returns memory that only the start needed
 		},
-		Restarted: program.adoptNext,
-		Stopping:  func() { daemon.SdNotify(false, daemon.SdNotifyStopping) },
-		Log:       log,
+		RestartEnded: program.endRestart,
+		Stopping:     func() { daemon.SdNotify(false, daemon.SdNotifyStopping) },
+		Log:          log,
 	})
 	if err == supervise.ErrInterrupted {
 		return command.ErrInterrupted
@@ -171,7 +171,7 @@ func (e *executable) worker(isRestart bool) *exec.Cmd {
 		if err != nil {
 			return &exec.Cmd{Err: err}
 		}
-		e.next.Close()
+		e.next.Close() // of an attempt before this one
 		e.next, file, args = next, next, append(args, "--restart")
 	}
 	cmd := exec.Command(fmt.Sprintf("/proc/self/fd/%d", supervise.ExtraFd), args...)
@@ -179,10 +179,13 @@ func (e *executable) worker(isRestart bool) *exec.Cmd {
 	return cmd
 }
 
-// adoptNext has all later workers run the program that the last restart has found.
-func (e *executable) adoptNext() {
-	e.file.Close()
-	e.file, e.next = e.next, nil
+// endRestart has all later workers run the program that a restart has opened, if it succeeded.
+func (e *executable) endRestart(succeeded bool) {
+	if succeeded {
+		e.file, e.next = e.next, e.file
+	}
+	e.next.Close()
+	e.next = nil
 }
 
 // serveMetrics begins to serve the metrics of a mount.

@@ -1,6 +1,7 @@
 package processes
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -45,6 +46,14 @@ func TestProgramOfWorkers(t *testing.T) {
 	if err := e.worker(true).Start(); !os.IsNotExist(err) {
 		t.Errorf("a restart without a program: %v", err)
 	}
-	e.adoptNext()
+	e.endRestart(true)
 	check(false, "third worker")
+	replace("fourth")
+	check(true, "fourth worker --restart")
+	rejected := e.next
+	e.endRestart(false)
+	check(false, "third worker")
+	if err := rejected.Close(); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("the program of a rejected restart stays open: %v", err)
+	}
 }
