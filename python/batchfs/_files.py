@@ -97,7 +97,7 @@ class FileReader:
                     self.file = file
                     return file
                 # A restart has changed the length of the sequence in between.
-            raise OSError(errno.ESTALE, "sequence.bin has another size than info.json says")
+            raise ReadError(f"batch {k} of {self.path}: restarts keep changing the length of sequence.bin: read again")
         finally:
             os.close(directory)
 

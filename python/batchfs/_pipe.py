@@ -147,7 +147,7 @@ class _Cat:
             done = os.readv(fd, buffers)
             if done != size:
                 read_rest(lambda to, _: os.readv(fd, to), buffers, done, size)
-        except ReadError as e:
+        except OSError as e:
             report = self.running.report()
             raise ReadError(f"batch {self.next}: {report.message}", kind=report.kind) from e
         self.next += 1

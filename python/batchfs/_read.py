@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
-
-from ._errors import ReadError
 
 
 def read_rest(read: Callable[[list[memoryview], int], int], buffers: list[memoryview], done: int, size: int) -> None:
@@ -13,13 +12,13 @@ def read_rest(read: Callable[[list[memoryview], int], int], buffers: list[memory
     read returns the number of bytes that it read.
 
     Raises:
-        ReadError: the batch ends early.
+        OSError: the batch ends early.
     """
     rest = [*buffers]
     last = done
     while done < size:
         if last == 0:
-            raise ReadError(f"a batch of {size} bytes ended after {done}")
+            raise OSError(errno.EIO, f"it ended after {done} of {size} bytes")
         while last >= len(rest[0]):
             last -= len(rest.pop(0))
         rest[0] = rest[0][last:]

@@ -41,7 +41,7 @@ class Split(Sequence[Batch[Array]]):
 
     Attributes:
         info: the content of info.json: tokens, shapes, order, seed, files and more.
-        names: the names of a batch's arrays, x and y first.
+        names: the names of a batch's arrays, the main arrays first.
     """
 
     def __init__(self, info: dict[str, Any], reader: Reader, owner: object = None) -> None:
