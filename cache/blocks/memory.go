@@ -16,8 +16,8 @@ const (
 	writeTimeout = 5 * time.Second
 )
 
-// An evictionRank orders the blocks in memory for eviction, lower ranks first. Blocks of rankPending
-// are not evicted, and of rankUnread only those that exceed Options.maxUnread.
+// An evictionRank orders the blocks in memory for eviction, lower ranks first. Blocks of
+// rankPending are not evicted, and of rankUnread only those that exceed Options.maxUnread.
 type evictionRank int
 
 const (

@@ -38,6 +38,7 @@ func (p *blockPrefetcher) batchRead(k uint64) {
 	if p.mu.TryLock() { // a lock that is held means that another reader is prefetching
 		go func() {
 			defer p.mu.Unlock()
+			defer func() { recover() }() // the read of the batch reports a panic
 			p.prefetchFrom(k)
 		}()
 	}

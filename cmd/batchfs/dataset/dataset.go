@@ -59,7 +59,8 @@ type openedFiles struct {
 	sourceFingerprints []string // fingerprint of each source; nil unless the split is scheduled
 }
 
-// A FileCounter counts the files that [Opener.Open] opens. It is safe for concurrent use.
+// A FileCounter counts files that are opened for a mount, and knows when the last one was. It is
+// safe for concurrent use.
 type FileCounter struct {
 	Opened     atomic.Int64
 	Total      atomic.Int64 // files of the splits that Open has begun to open

@@ -88,7 +88,8 @@ func (s *Snapshot) changeSchedule(split, old *config.Split, o *Opener) error {
 // addSources adds the sources of split that data, the snapshot of was, lacks. It returns an error
 // if a file of the other sources has changed, because the fingerprint covers those, too.
 func (data *splitSnapshot) addSources(split *config.Split, was *Dataset, o *Opener) error {
-	_, f, err := o.openFiles(split, was.sources, nil, new(FileCounter))
+	forMount := new(FileCounter)
+	_, f, err := o.openFiles(split, was.sources, nil, forMount)
 	if change, ok := errors.AsType[*localfile.ChangedError](err); ok && was.Split.OnChange == "follow" {
 		return fmt.Errorf("splits.%s: %s has changed (%s), and the mount does not serve the new file yet: read a batch of the split, "+
 			"and run batchfs restart again when the log says that the new files are served", split.Name, change.Path, change.How)

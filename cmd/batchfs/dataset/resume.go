@@ -55,8 +55,8 @@ func sameSchedule(then, now string, end uint64) bool {
 }
 
 // A State is the state of a run, as Python's state_dict returns it: the position, and rowSettings.
-// Values are strings and json.Numbers. A description of a reader's sequence also has its identity
-// and the settings with the effect OnBytes.
+// Values are strings and json.Numbers. A description of a reader's sequence also has its identity,
+// rank and dtype.
 type State map[string]any
 
 // A Resumption says where a split continues with the rows that follow a state.

@@ -106,13 +106,6 @@ func (l *pipeline) release(ch *chunk) {
 var (
 	chunkSize = 128 << 10 // text that is read at a time
 	maxLine   = 64 << 20  // longest line, row, or stretch of text in which no word ends
-
-	maxArrowBuffer = 2 << 30 // record batch as it is stored, and each buffer that is decompressed
-
-	// maxPageValues limits the values of a page of Parquet, because parquet-go needs 8 more bytes
-	// for each. The size of a page has no limit but that of the format, 2 GiB: pyarrow looks at it
-	// only once in 1,024 rows.
-	maxPageValues int64 = 32 << 20
 )
 
 // A position is a point between two text pieces, from which reading can resume. Checkpoints store

@@ -108,7 +108,8 @@ func (r *reader) countTooLong(in *input.File, at place) {
 	r.current.notes.addUnusable(tooLong, at.of(in))
 }
 
-// readLines reads JSON lines. It only cuts them, because decoding takes long.
+// readLines reads JSON lines, or texts of one line each. It only cuts them, because decoding takes
+// long.
 func (r *reader) readLines(s *input.Stream, pos position) error {
 	if leftOut, err := r.begin(s, &pos); leftOut || err != nil {
 		return err

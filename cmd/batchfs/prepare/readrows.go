@@ -7,6 +7,18 @@ import (
 	"batchfs/cmd/batchfs/prepare/rows"
 )
 
+// Limits on memory. They are variables so that tests can lower them.
+var (
+	// maxArrowBuffer limits a record batch as it is stored, and each buffer that is decompressed,
+	// in bytes.
+	maxArrowBuffer = 2 << 30
+
+	// maxPageValues limits the values of a page of Parquet, because parquet-go needs 8 more bytes
+	// for each. The size of a page has no limit but that of the format, 2 GiB: pyarrow looks at it
+	// only once in 1,024 rows.
+	maxPageValues int64 = 32 << 20
+)
+
 // readRows reads rows, each of which is a document.
 func (r *reader) readRows(s *input.Stream, pos position) error {
 	all := rows.Reader{Columns: r.encoding.columns(), ScratchDir: r.scratchDir, MaxRow: maxLine, MaxBatch: maxArrowBuffer, MaxPageValues: maxPageValues, Count: r.countBytes}
