@@ -60,7 +60,7 @@ func (s *Snapshot) ForRestart() (*Snapshot, error) {
 // mount serves them, even if their globs match other files now.
 func (s *Snapshot) changeSchedule(split, old *config.Split, o *Opener) error {
 	data := s.find(split.Name)
-	was, err := s.open(old, o)
+	was, err := data.open(old, o)
 	if err != nil {
 		return err
 	}
@@ -73,16 +73,16 @@ func (s *Snapshot) changeSchedule(split, old *config.Split, o *Opener) error {
 			return err
 		}
 	}
-	changed.Schedule = nil
-	*data = changed
-	d, err := s.open(split, o) // passes on changed.Mounted
-	if err == nil {
-		err = failure.Config.Wrap(checkSameArrays(was.Sequence.Batch(), d.Sequence.Batch()))
+	changed.Schedule = nil // of the old settings
+	d, err := changed.open(split, o)
+	if err != nil {
+		return err
 	}
-	if err == nil {
-		*data = d.snapshot()
+	if err := checkSameArrays(was.Sequence.Batch(), d.Sequence.Batch()); err != nil {
+		return failure.Config.Wrap(err)
 	}
-	return err
+	*data = d.snapshot()
+	return nil
 }
 
 // addSources adds the sources of split that data, the snapshot of was, lacks. It returns an error
@@ -199,30 +199,4 @@ func (c *ScheduleCheck) difference(path string) (d scheduleDifference, err error
 	d.hosts, d.block = uint64(old.Sequence.Hosts()), uint64(old.Sequence.BlockSize)
 	c.found[path] = d
 	return d, nil
-}
-
-// ScheduleSettings returns the settings of a sequence of the split that has the same schedule as d.
-// They are equal for all sequences with the same block_size, layout, shuffle_block and number of
-// hosts, and empty for a sequence of a single source (source=NAME): a restart that changes its
-// max_epochs can change only where it ends.
-func (d *Dataset) ScheduleSettings() string {
-	s := d.Split
-	if s.Only > 0 {
-		return ""
-	}
-	settings, inPath := map[string]any{}, s.Values()
-	for _, key := range config.KeysOn(config.OnRows, config.OnBytes) {
-		if value, ok := inPath[key]; ok {
-			settings[key] = value
-		}
-	}
-	// A single rank reads all rows of its host. Their order and dtype make no difference.
-	settings["batch_size"], settings["rank"], settings["world"], settings["local_world"] = 1, 0, d.Sequence.Hosts(), 1
-	settings["shuffle_block"] = s.ShuffleBlock
-	delete(settings, "seed")
-	delete(settings, "dtype")
-	if s.ShuffleBlock == 0 { // shuffle_block needs order = "shuffle"
-		delete(settings, "order")
-	}
-	return config.JoinSettings(settings)
 }

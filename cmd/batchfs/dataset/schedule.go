@@ -1,6 +1,10 @@
 package dataset
 
-import "fmt"
+import (
+	"fmt"
+
+	"batchfs/cmd/batchfs/config"
+)
 
 // checkMaxEpochs returns an error if max_epochs contradict the configured stages: if a stage reads
 // a source that is used up before the stage begins, or if a stage never begins because all sources
@@ -38,6 +42,32 @@ func (d *Dataset) checkMaxEpochs() error {
 			d.Split.StagePrefix(last+1))
 	}
 	return nil
+}
+
+// ScheduleSettings returns the settings of a sequence of the split that has the same schedule as d.
+// They are equal for all sequences with the same block_size, layout, shuffle_block and number of
+// hosts, and empty for a sequence of a single source (source=NAME): a restart that changes its
+// max_epochs can change only where it ends.
+func (d *Dataset) ScheduleSettings() string {
+	s := d.Split
+	if s.Only > 0 {
+		return ""
+	}
+	settings, inPath := map[string]any{}, s.Values()
+	for _, key := range config.KeysOn(config.OnRows, config.OnBytes) {
+		if value, ok := inPath[key]; ok {
+			settings[key] = value
+		}
+	}
+	// A single rank reads all rows of its host. Their order and dtype make no difference.
+	settings["batch_size"], settings["rank"], settings["world"], settings["local_world"] = 1, 0, d.Sequence.Hosts(), 1
+	settings["shuffle_block"] = s.ShuffleBlock
+	delete(settings, "seed")
+	delete(settings, "dtype")
+	if s.ShuffleBlock == 0 { // shuffle_block needs order = "shuffle"
+		delete(settings, "order")
+	}
+	return config.JoinSettings(settings)
 }
 
 // phaseInfos describes the phases for info.json.

@@ -191,13 +191,16 @@ func (s *Snapshot) OpenPath(path string) (*Dataset, error) {
 	return openPath(c, path, func(split *config.Split) (*Dataset, error) { return s.open(split, o) })
 }
 
+func (s *Snapshot) open(split *config.Split, o *Opener) (*Dataset, error) {
+	if data := s.find(split.Name); data != nil {
+		return data.open(split, o)
+	}
+	return nil, fmt.Errorf("the mount has no split %s", split.Name)
+}
+
 // open returns a split as the mount serves it, under the settings of split. Unless its rows must be
 // counted, it touches no token file, so a worker starts even if a disk hangs.
-func (s *Snapshot) open(split *config.Split, o *Opener) (*Dataset, error) {
-	data := s.find(split.Name)
-	if data == nil {
-		return nil, fmt.Errorf("the mount has no split %s", split.Name)
-	}
+func (data *splitSnapshot) open(split *config.Split, o *Opener) (*Dataset, error) {
 	split = data.Hint.apply(split)
 	withState := *split
 	withState.TorchState = data.TorchState
