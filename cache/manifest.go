@@ -311,7 +311,8 @@ func (a *Array) Manifest() Manifest {
 	m := Manifest{make([]File, len(a.shards))}
 	for i := range a.shards {
 		s := &a.shards[i]
-		m.Files[i] = File{Path: []byte(s.blob.Path()), Identity: s.blob.Stamp(), Sample: s.blob.Sample(), Format: s.format, Index: s.index.manifestIndex(), Matched: s.matched}
+		m.Files[i] = File{Path: []byte(s.blob.Path()), Identity: s.blob.Stamp(), Sample: s.blob.Sample(), Format: s.format,
+			Index: s.index.manifestIndex(), Matched: s.matched}
 	}
 	return m
 }

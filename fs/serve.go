@@ -338,7 +338,8 @@ func residentBuffers(server any) (*sync.Pool, error) {
 	}
 	pool := (*sync.Pool)(field.Addr().UnsafePointer())
 	if buf, _ := pool.Get().([]byte); len(buf) < 4096 {
-		return nil, fmt.Errorf("readPool of %T does not hold buffers of 4096 bytes, unlike in go-fuse v2.12.1: package fs must be adapted to this version", server)
+		return nil, fmt.Errorf("readPool of %T does not hold buffers of 4096 bytes, unlike in go-fuse v2.12.1: package fs must be "+
+			"adapted to this version", server)
 	}
 	allocate := pool.New
 	*pool = sync.Pool{New: func() any {

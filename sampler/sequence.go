@@ -155,7 +155,8 @@ func (s *Settings) check(sources []boundSource) error {
 		return fmt.Errorf("%s holds %s, not tokens; set layout = \"rows\", or, if these are tokens, make a list of them: numpy.save(FILE, a.reshape(-1))",
 			main.Extents()[0].Name, describe(main))
 	case s.Layout != Rows && (len(main.Axes()) > 0 || !main.DType().IsInteger()):
-		return fmt.Errorf("%s holds %s, not tokens; set layout = \"rows\", or, if these are tokens, all of them whole numbers, rewrite them: numpy.save(FILE, a.reshape(-1).astype(\"uint32\"))",
+		return fmt.Errorf("%s holds %s, not tokens; set layout = \"rows\", or, if these are tokens, all of them whole numbers, rewrite "+
+			"them: numpy.save(FILE, a.reshape(-1).astype(\"uint32\"))",
 			main.Extents()[0].Name, describe(main))
 	case s.MaskTargets && s.DType.IsInteger() && !canHold(s.DType, s.IgnoreIndex):
 		return fmt.Errorf("mask_targets sets targets to %d, which dtype %s cannot hold; set dtype = \"int64\"", s.IgnoreIndex, s.DType)

@@ -34,7 +34,8 @@ func newVocabulary(size int64, dtype array.DType) (v vocabulary) {
 
 // find returns the index of the first token that is not below the size, or -1.
 func (v *vocabulary) find(raw []byte) int {
-	if v.size == 0 || len(raw) == 0 || v.highBits != 0 && len(raw) >= 64 && !v.hasInvalid(viewAs[uint64](raw)) && !v.hasInvalid(viewAs[uint64](raw[len(raw)-64:])) {
+	if v.size == 0 || len(raw) == 0 || v.highBits != 0 && len(raw) >= 64 && !v.hasInvalid(viewAs[uint64](raw)) &&
+		!v.hasInvalid(viewAs[uint64](raw[len(raw)-64:])) {
 		return -1
 	}
 	return v.notBelow(v.size, raw)

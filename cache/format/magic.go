@@ -25,7 +25,8 @@ var magics = []struct{ prefix, description string }{
 	{"\xc6\xd7\x34\x01", "a model of llm.c, not tokens"},
 	{"\xc7\xd7\x34\x01", "the expected results of a model of llm.c, not tokens"},
 	{"\xc8\xd7\x34\x01", "a tokenizer of llm.c, not tokens"},
-	{"LITPKDS", "a packed dataset of LitGPT or TinyLlama, not headerless tokens; write the tokens after its header of 24 bytes on their own, as NumPy's tofile does"},
+	{"LITPKDS", "a packed dataset of LitGPT or TinyLlama, not headerless tokens; write the tokens after its header of 24 bytes on their " +
+		"own, as NumPy's tofile does"},
 	{"LDFZ01\x00\x00", "a compressed chunk of LitData, not headerless tokens; write the tokens in it on their own, as NumPy's tofile does"},
 	{"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f", "an ArrayRecord file, not headerless tokens; write the tokens in it on their own, as NumPy's tofile does"},
 	{"TNTIDX\x00\x00", "the index of an old fairseq or Megatron-LM data set, not tokens; name the .bin file next to it, and set token_dtype"},

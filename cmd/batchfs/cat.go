@@ -58,8 +58,8 @@ path in a mount. In a mount, the mount's configuration applies.`,
 				return fmt.Errorf("--format: must be one of %s (got %q)", strings.Join(catFormats, ", "), format)
 			}
 			if identity != "" && !b.Continues(identity, from) {
-				return failure.Data.Wrap(fmt.Errorf("%s has the identity %s, and --identity is %s: its tokens or its settings have changed; put them back, or open "+
-					"the split again to continue with the new ones", args[0], b.Identity(), identity))
+				return failure.Data.Wrap(fmt.Errorf("%s has the identity %s, and --identity is %s: its tokens or its settings have "+
+					"changed; put them back, or open the split again to continue with the new ones", args[0], b.Identity(), identity))
 			}
 			out := cmd.OutOrStdout()
 			if format == "info" {

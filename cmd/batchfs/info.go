@@ -34,7 +34,8 @@ func (f *fileFlags) register(cmd *cobra.Command) {
 func (f *fileFlags) options() (cache.Options, error) {
 	remote := dataset.NewOpener(config.Default()).Remote
 	remote.Blocks.Memory = 16 * remote.Blocks.BlockBytes
-	o := cache.Options{Remote: remote, Format: f.format, Tensor: f.tensor, DType: array.DType(f.dtype), GuessedDType: f.dtype == "", Reading: localfile.Options{Access: localfile.Pread}}
+	o := cache.Options{Remote: remote, Format: f.format, Tensor: f.tensor, DType: array.DType(f.dtype), GuessedDType: f.dtype == "",
+		Reading: localfile.Options{Access: localfile.Pread}}
 	if f.dtype == "" {
 		o.DType = array.Uint16
 	}

@@ -152,7 +152,8 @@ func splitInMount(flags *config.Flags, path string) (*splitMount, error) {
 	case m != nil && configured:
 		return nil, errOwnConfiguration(path)
 	case m == nil && filepath.IsAbs(path):
-		return nil, failure.Mountpoint.Wrap(fmt.Errorf("%s: no batchfs is mounted there; name a split, as in train/rank=3,world=8, or its path in a mount", path))
+		return nil, failure.Mountpoint.Wrap(fmt.Errorf("%s: no batchfs is mounted there; name a split, as in train/rank=3,world=8, or "+
+			"its path in a mount", path))
 	case m == nil:
 		return nil, nil
 	}

@@ -78,7 +78,8 @@ func unmount(m *mount.Mounted, path string, force bool) error {
 	err = m.Unmount(false)
 	if errors.Is(err, syscall.EBUSY) {
 		if !force {
-			return fmt.Errorf("%w:\n%s\nend them, or unmount anyway with: batchfs unmount --force %s", err, strings.Join(m.OpenedBy(), "\n"), printable.ShellArg(path))
+			return fmt.Errorf("%w:\n%s\nend them, or unmount anyway with: batchfs unmount --force %s", err,
+				strings.Join(m.OpenedBy(), "\n"), printable.ShellArg(path))
 		}
 		err = m.Unmount(true)
 	}

@@ -55,7 +55,8 @@ of the mount's log.`,
 				why := strings.TrimSuffix(reason(m, path, err), fmt.Sprintf(" (%v)", err))
 				return fmt.Errorf("%s: %s (%w)", args[0], why, err)
 			case size > maxTried:
-				printf(cmd.OutOrStdout(), "the first %s of %s can be read; try a batch for the rest, such as batch/17\n", terminal.FormatBytes(maxTried), args[0])
+				printf(cmd.OutOrStdout(), "the first %s of %s can be read; try a batch for the rest, such as batch/17\n",
+					terminal.FormatBytes(maxTried), args[0])
 			default:
 				printf(cmd.OutOrStdout(), "%s can be read\n", args[0])
 			}

@@ -144,7 +144,8 @@ func checkEmpty(dir *os.File) error {
 	names, err := dir.Readdirnames(1)
 	switch {
 	case len(names) > 0:
-		return failure.Mountpoint.Wrap(fmt.Errorf("mountpoint %s is not empty (it holds %s), and the mount would hide its files; choose an empty directory", dir.Name(), names[0]))
+		return failure.Mountpoint.Wrap(fmt.Errorf("mountpoint %s is not empty (it holds %s), and the mount would hide its files; choose "+
+			"an empty directory", dir.Name(), names[0]))
 	case err != io.EOF:
 		return failure.Mountpoint.Wrap(fmt.Errorf("mountpoint %s: %w", dir.Name(), err))
 	}
@@ -154,7 +155,8 @@ func checkEmpty(dir *os.File) error {
 func checkNotMounted(mountpoint string) error {
 	m, err := Find(mountpoint)
 	if err == nil && m != nil {
-		err = failure.Busy.Wrap(fmt.Errorf("mountpoint %s: a batchfs is already mounted there; read that one, or end it with: batchfs unmount %s", mountpoint, printable.ShellArg(mountpoint)))
+		err = failure.Busy.Wrap(fmt.Errorf("mountpoint %s: a batchfs is already mounted there; read that one, or end it with: batchfs "+
+			"unmount %s", mountpoint, printable.ShellArg(mountpoint)))
 	}
 	return err
 }
@@ -207,7 +209,8 @@ func connect(dir *os.File, mountpoint, source string, allowOther bool) (*os.File
 const (
 	// insteadOfFUSE says what works on a machine that cannot mount.
 	insteadOfFUSE = "here, batchfs.open(...) in Python and batchfs cat elsewhere read the same batches without a mount"
-	withoutFUSE   = insteadOfFUSE + "; to mount, load the kernel module (modprobe fuse), or start the container with docker run --device /dev/fuse --cap-add SYS_ADMIN"
+	withoutFUSE   = insteadOfFUSE + "; to mount, load the kernel module (modprobe fuse), or start the container with docker run " +
+		"--device /dev/fuse --cap-add SYS_ADMIN"
 )
 
 // ErrNoCapability means that this process is root but lacks CAP_SYS_ADMIN.
@@ -295,7 +298,8 @@ func FindFusermount(etc string) (helper string, err error) {
 	mtab := filepath.Join(etc, "mtab")
 	if _, err := os.Stat(mtab); err != nil {
 		// Without it, fusermount3 mounts but refuses to unmount.
-		return "", fmt.Errorf(because+"fusermount3 needs %s, which minimal systems lack (%w): as root, ln -s /proc/self/mounts %s", mtab, err, printable.ShellArg(mtab))
+		return "", fmt.Errorf(because+"fusermount3 needs %s, which minimal systems lack (%w): as root, ln -s /proc/self/mounts %s", mtab,
+			err, printable.ShellArg(mtab))
 	}
 	return helper, nil
 }
@@ -306,7 +310,8 @@ func CheckPrivilege(helper string) error {
 	var disk unix.Statfs_t
 	if set, err := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0); err == nil && set == 1 {
 		return fmt.Errorf("%s cannot run as root, because no_new_privs is set: mount outside this service or container, or allow it new privileges: "+
-			"NoNewPrivileges=no in a unit of systemd, docker run without --security-opt no-new-privileges, allowPrivilegeEscalation: true on Kubernetes", helper)
+			"NoNewPrivileges=no in a unit of systemd, docker run without --security-opt no-new-privileges, allowPrivilegeEscalation: "+
+			"true on Kubernetes", helper)
 	}
 	if err := unix.Statfs(helper, &disk); err == nil && disk.Flags&unix.ST_NOSUID != 0 {
 		return fmt.Errorf("%s cannot run as root, because its filesystem is mounted nosuid; install it elsewhere", helper)

@@ -72,7 +72,8 @@ func check(info os.FileInfo, group bool) error {
 	case !own && !group:
 		return NotPrivateError(fmt.Sprintf("belongs to user %d, and this is user %d", owner.Uid, os.Geteuid()))
 	case !own && !slices.Contains(append(groups, os.Getegid()), int(owner.Gid)):
-		return NotPrivateError(fmt.Sprintf("belongs to user %d and group %d, and this is user %d, who is not in that group", owner.Uid, owner.Gid, os.Geteuid()))
+		return NotPrivateError(fmt.Sprintf("belongs to user %d and group %d, and this is user %d, who is not in that group", owner.Uid,
+			owner.Gid, os.Geteuid()))
 	case info.Mode()&0o022&^Mode(group) != 0:
 		return NotPrivateError(fmt.Sprintf("others may write to it (its mode is %04o)", info.Mode().Perm()))
 	}

@@ -213,7 +213,8 @@ func AwaitDoctor(t testing.TB, path string, wants ...string) {
 		began := time.Now()
 		out, _, err := Try(t, PlainBatchfs, "doctor", path)
 		CheckDuration(t, "the doctor", time.Since(began), 8*time.Second)
-		return fmt.Sprintf("error %v, and\n%s", err, out), fix == (err != nil) && !slices.ContainsFunc(wants, func(want string) bool { return !strings.Contains(out, want) })
+		return fmt.Sprintf("error %v, and\n%s", err, out), fix == (err != nil) &&
+			!slices.ContainsFunc(wants, func(want string) bool { return !strings.Contains(out, want) })
 	})
 }
 

@@ -124,7 +124,8 @@ func (b *bench) play(sc *scene) error {
 // playOnce measures one way once, with a new mount. If a mount lived on, pages of a cold file that
 // it maps would stay in the page cache.
 func (b *bench) playOnce(sc *scene, tokens string, w *way) (err error) {
-	c := trainerCommand{Kind: w.Kind, Path: jsonbytes.String(tokens), Batch: sc.Batch, Block: sc.Block, Steps: sc.maxSteps, Seconds: sc.maxSeconds, Compute: sc.Compute.Seconds()}
+	c := trainerCommand{Kind: w.Kind, Path: jsonbytes.String(tokens), Batch: sc.Batch, Block: sc.Block, Steps: sc.maxSteps,
+		Seconds: sc.maxSeconds, Compute: sc.Compute.Seconds()}
 	if w.Access != "" {
 		d, err := b.mount(tokens, append(slices.Clone(b.sets), "memory.access="+w.Access)...)
 		if err != nil {

@@ -40,7 +40,8 @@ func (r *report) print(out io.Writer) {
 		}
 	}
 	if r.ColdWasCached {
-		fmt.Fprintln(out, "\nA cold disk was not measured, because no file here leaves the page cache (is this a tmpfs?): name a directory on a disk with --dir")
+		fmt.Fprintln(out, "\nA cold disk was not measured, because no file here leaves the page cache (is this a tmpfs?): name a "+
+			"directory on a disk with --dir")
 	}
 	fmt.Fprintf(out, "\n%s\n", last.advice())
 }

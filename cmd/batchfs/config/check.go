@@ -117,7 +117,8 @@ func (s *Split) checkRows() error {
 		return fmt.Errorf("%s: bos begins segments of documents; set rows = \"packed\" or \"document\", or leave bos out (got rows = %q)",
 			s.MessagePrefix("bos", "rows"), s.Rows)
 	case s.TooLong != sampler.Cut && !ofDocuments:
-		return fmt.Errorf("%s: windows hold tokens of any document, however long; set rows = \"packed\", \"document\" or \"document-first\", or leave too_long out (got rows = %q)",
+		return fmt.Errorf("%s: windows hold tokens of any document, however long; set rows = \"packed\", \"document\" or "+
+			"\"document-first\", or leave too_long out (got rows = %q)",
 			s.MessagePrefix("too_long", "rows"), s.Rows)
 	}
 	return nil
@@ -133,7 +134,8 @@ func (s *Split) checkTorch() error {
 		return fmt.Errorf("%s: order %s draws windows; choose another order, or rows = \"windows\" (got rows = %q)",
 			s.MessagePrefix("order", "rows"), s.Order, s.Rows)
 	case len(s.Sources) > 1 || len(s.StageTables) > 0:
-		return fmt.Errorf("%s: order %s draws from one array of tokens and cannot mix sources; choose another order", s.MessagePrefix("order", "sources"), s.Order)
+		return fmt.Errorf("%s: order %s draws from one array of tokens and cannot mix sources; choose another order",
+			s.MessagePrefix("order", "sources"), s.Order)
 	case s.Source != "" || hasCap:
 		return fmt.Errorf("%s: order %s draws without end from one array of tokens; choose another order, or leave out max_epochs and source",
 			s.MessagePrefix("order", "source", "sources"), s.Order)
@@ -155,7 +157,8 @@ func (s *Split) checkHostShares() error {
 		return fmt.Errorf("%s: needs order = \"shuffle\" (got %q in splits.%s); set that, or shuffle_block = 0",
 			s.MessagePrefix("shuffle_block", "order"), s.Order, s.Path())
 	case s.Rows != sampler.Windows:
-		return fmt.Errorf("%s: needs rows = \"windows\" (got %q in splits.%s); set shuffle_block = 0, because rows of documents are read from a few places at a time anyway",
+		return fmt.Errorf("%s: needs rows = \"windows\" (got %q in splits.%s); set shuffle_block = 0, because rows of documents are "+
+			"read from a few places at a time anyway",
 			s.MessagePrefix("shuffle_block", "rows"), s.Rows, s.Path())
 	case s.World%s.LocalWorld != 0:
 		return fmt.Errorf("%s: must divide world, which is %d in splits.%s (got %d)", s.MessagePrefix("local_world", "world"), s.World, s.Path(), s.LocalWorld)

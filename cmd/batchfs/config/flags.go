@@ -50,7 +50,8 @@ var ErrNothingNamed = errors.New("nothing to serve: there is no config.toml in t
 // RegisterStore adds the flags with which a command that reads no splits takes the table [store].
 func (f *Flags) RegisterStore(cmd *cobra.Command) {
 	cmd.Flags().VarP((*nameFlag)(&f.Config), "config", "c", "configuration `file` whose table [store] says how to access s3:// names")
-	cmd.Flags().StringArrayVar(&f.Sets, "set", nil, "override a key of [store] with `key=value`, such as store.endpoint=https://minio.example.com; can be repeated")
+	cmd.Flags().StringArrayVar(&f.Sets, "set", nil, "override a key of [store] with `key=value`, such as "+
+		"store.endpoint=https://minio.example.com; can be repeated")
 	cmd.MarkFlagFilename("config", "toml")
 }
 
@@ -75,8 +76,9 @@ func (f *Flags) LoadStore() (s Store, err error) {
 // Register adds the flags to a command.
 func (f *Flags) Register(cmd *cobra.Command) {
 	cmd.Flags().VarP((*nameFlag)(&f.Config), "config", "c", "configuration `file` (default: config.toml, if it exists and --data is not given)")
-	cmd.Flags().Var((*nameFlag)(&f.Data), "data", "`directory` of token files to serve, or folder of a store such as s3://bucket/tokens: train.bin and val.bin, "+
-		"or sets such as fineweb_train_000001.bin, train_text_document.bin or train_000001.npy; overrides the tokens of the configuration file, if there is one")
+	cmd.Flags().Var((*nameFlag)(&f.Data), "data", "`directory` of token files to serve, or folder of a store such as "+
+		"s3://bucket/tokens: train.bin and val.bin, or sets such as fineweb_train_000001.bin, train_text_document.bin or "+
+		"train_000001.npy; overrides the tokens of the configuration file, if there is one")
 	cmd.Flags().StringArrayVar(&f.Sets, "set", nil, "override a key of the configuration file with `key=value`; can be repeated")
 	cmd.MarkFlagDirname("data")
 	cmd.MarkFlagFilename("config", "toml")
@@ -201,7 +203,8 @@ func setArgsForData(dir string, remote *blob.Remote) (sets []string, err error) 
 			"or call batchfs.finish again", dir)
 	}
 	if len(sets) == 0 {
-		return nil, fmt.Errorf("%s has neither train*.bin nor val*.bin: %s, or create them with batchfs prepare TEXT --out %s", dir, dataRule, printable.ShellArg(dir))
+		return nil, fmt.Errorf("%s has neither train*.bin nor val*.bin: %s, or create them with batchfs prepare TEXT --out %s", dir,
+			dataRule, printable.ShellArg(dir))
 	}
 	return sets, nil
 }
@@ -235,7 +238,8 @@ func dataNames(dir string, remote *blob.Remote) (names []string, err error) {
 		if blob.IsURL(dir) {
 			return nil, fmt.Errorf("--data %s: URLs must begin with s3:// or gs://; download other files, and name their directory", dir)
 		}
-		return nil, fmt.Errorf("--data %s: no such directory; name one that has train.bin, or create it from text with batchfs prepare TEXT --out %s", dir, printable.ShellArg(dir))
+		return nil, fmt.Errorf("--data %s: no such directory; name one that has train.bin, or create it from text with batchfs prepare "+
+			"TEXT --out %s", dir, printable.ShellArg(dir))
 	}
 	for _, e := range entries {
 		names = append(names, e.Name())

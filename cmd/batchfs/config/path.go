@@ -59,7 +59,8 @@ func (s *Split) With(settings string) (_ *Split, err error) {
 		return nil, err
 	}
 	if path := n.Path(); len(path) > state.MaxName {
-		return nil, fmt.Errorf("%s: the settings make a path of %d bytes, but at most %d are supported; set some of them in the configuration", n.path, len(path), state.MaxName)
+		return nil, fmt.Errorf("%s: the settings make a path of %d bytes, but at most %d are supported; set some of them in the "+
+			"configuration", n.path, len(path), state.MaxName)
 	}
 	return &n, nil
 }

@@ -45,7 +45,8 @@ func (c *Config) CheckRestart(old *Config) (err error) {
 				return err
 			}
 			if j := split.sourceIndex(source.Name); j >= 0 && j != i {
-				return fmt.Errorf("%s: source %d has the name %q, which source %d has in the mount; choose another one", split.MessagePrefix("sources"), j, source.Name, i)
+				return fmt.Errorf("%s: source %d has the name %q, which source %d has in the mount; choose another one",
+					split.MessagePrefix("sources"), j, source.Name, i)
 			}
 		}
 		if was, is := oldSplit.Scheduled(), split.Scheduled(); was != is && len(oldSplit.Sources) > 0 {

@@ -117,7 +117,8 @@ func (d *Dataset) longDocumentsNote() string {
 		all += main.Documents().Count()
 	}
 	happens := map[sampler.TooLong]string{sampler.Cut: "cut, and continue in other rows", sampler.Drop: "dropped", sampler.Truncate: "truncated"}
-	return fmt.Sprintf("%d of %d documents are longer than a row, %d tokens: they are %s", long, all, d.Sequence.BlockSize+1, happens[d.Sequence.LongDocuments()])
+	return fmt.Sprintf("%d of %d documents are longer than a row, %d tokens: they are %s", long, all, d.Sequence.BlockSize+1,
+		happens[d.Sequence.LongDocuments()])
 }
 
 // EpochBatches returns the number of batches in an epoch, or 0 for mixtures and orders without

@@ -213,7 +213,8 @@ func (d *Dataset) rowSettings() map[string]any {
 	}
 	if s.Scheduled() {
 		fingerprints, formats := d.sourceHashes()
-		all["fingerprint"], all["formats"], all["weights"], all["join"] = strings.Join(fingerprints, ","), strings.Join(formats, ","), d.Sequence.Schedule().String(), ""
+		all["fingerprint"], all["formats"] = strings.Join(fingerprints, ","), strings.Join(formats, ",")
+		all["weights"], all["join"] = d.Sequence.Schedule().String(), ""
 		if all["split"] != "" && (len(s.Sources) > 1 || s.Stages != nil) {
 			all["split"] = q.Name + "/" // the streams of its sources
 		}

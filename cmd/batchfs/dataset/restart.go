@@ -158,7 +158,8 @@ func (c *ScheduleCheck) Run() (err error) {
 	for _, split := range c.splits {
 		list, complete := c.shared.Furthest(split.Name)
 		if !complete {
-			return fmt.Errorf("%s: the schedule cannot change, because its rows were read with more combinations of block_size, layout, shuffle_block and number of hosts than batchfs keeps track of; %s",
+			return fmt.Errorf("%s: the schedule cannot change, because its rows were read with more combinations of block_size, layout, "+
+				"shuffle_block and number of hosts than batchfs keeps track of; %s",
 				split.MessagePrefix("stages", "sources"), fix)
 		}
 		for _, f := range list {

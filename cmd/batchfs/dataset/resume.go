@@ -226,7 +226,8 @@ func (s State) differences(now State) (list []string) {
 		list = append(list, "the indexes of documents next to the token files, which the fingerprint now covers, decide where documents end instead of eot")
 	}
 	if now.number("shuffle_block") > 0 && s.number("world")*now.number("local_world") != now.number("world")*s.number("local_world") {
-		list = append(list, fmt.Sprintf("the number of hosts, world/local_world, was %s/%s and is %s/%s", s["world"], s["local_world"], now["world"], now["local_world"]))
+		list = append(list, fmt.Sprintf("the number of hosts, world/local_world, was %s/%s and is %s/%s", s["world"], s["local_world"],
+			now["world"], now["local_world"]))
 	}
 	if sameBatches && list == nil {
 		list = append(list, "identity was "+quoted(s["identity"])+" and is "+quoted(now["identity"]))

@@ -38,7 +38,8 @@ func (d *Dataset) checkMaxEpochs() error {
 				return refuse(last+1, source)
 			}
 		}
-		return fmt.Errorf("%s: never begins, because the max_epochs of all sources of the stages before it are used up; raise one of them, or begin the stage earlier",
+		return fmt.Errorf("%s: never begins, because the max_epochs of all sources of the stages before it are used up; raise one of "+
+			"them, or begin the stage earlier",
 			d.Split.StagePrefix(last+1))
 	}
 	return nil

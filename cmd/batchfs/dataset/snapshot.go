@@ -241,7 +241,8 @@ func SnapshotOf(m *mount.Mounted) (*Snapshot, error) {
 	defer file.Close()
 	snapshot, err := ReadSnapshot(file)
 	if err != nil {
-		return nil, fmt.Errorf("%s: another version of batchfs serves the mount: %w; replace it with: batchfs restart %s", m.Mountpoint, err, printable.ShellArg(m.Mountpoint))
+		return nil, fmt.Errorf("%s: another version of batchfs serves the mount: %w; replace it with: batchfs restart %s", m.Mountpoint,
+			err, printable.ShellArg(m.Mountpoint))
 	}
 	return snapshot, nil
 }

@@ -74,13 +74,15 @@ func readVocabHint(s *config.Split, files []config.SourceFiles, remote *blob.Rem
 	for _, path := range listed {
 		switch size, exists := sizes[path]; {
 		case !exists:
-			return h, fmt.Errorf("%s is missing, but vocab.json lists it: run the interrupted batchfs prepare again, continue the batchfs.writer with resume=True "+
-				"or call batchfs.finish again, restore the file, or, to serve the other files without it, move vocab.json away", path)
+			return h, fmt.Errorf("%s is missing, but vocab.json lists it: run the interrupted batchfs prepare again, continue the "+
+				"batchfs.writer with resume=True or call batchfs.finish again, restore the file, or, to serve the other files without "+
+				"it, move vocab.json away", path)
 		case size == 0 && shards[path].Tokens > 0 && !slices.Contains(all, path):
 			return h, fmt.Errorf("%s is empty, but vocab.json lists it with %d tokens: restore the file, or, to serve the other files without it, "+
 				"move vocab.json away", path, shards[path].Tokens)
 		case size > 0 && size < width*shards[path].Tokens:
-			return h, fmt.Errorf("%s has %d bytes, but vocab.json lists it with %d tokens of %d bytes: copy the file again, or, if vocab.json is older, move that away",
+			return h, fmt.Errorf("%s has %d bytes, but vocab.json lists it with %d tokens of %d bytes: copy the file again, or, if "+
+				"vocab.json is older, move that away",
 				path, size, shards[path].Tokens, width)
 		}
 	}

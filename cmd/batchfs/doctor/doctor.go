@@ -279,7 +279,8 @@ func Diagnose(m *mount.Mounted) (string, error) {
 		return fmt.Sprintf("%s is mounted; %v", m.Mountpoint, mount.ErrElsewhere), nil
 	}
 	if err != nil {
-		return "", fmt.Errorf("%s is dead: its supervisor, process %d, is gone; unmount it with: batchfs unmount %s", m.Mountpoint, m.Supervisor, printable.ShellArg(m.Mountpoint))
+		return "", fmt.Errorf("%s is dead: its supervisor, process %d, is gone; unmount it with: batchfs unmount %s", m.Mountpoint,
+			m.Supervisor, printable.ShellArg(m.Mountpoint))
 	}
 	if err := m.CheckRunning(); err != nil {
 		return "", err
@@ -290,7 +291,8 @@ func Diagnose(m *mount.Mounted) (string, error) {
 			"to let others in, mount with mount.allow_other = true (--set mount.allow_other=true)", m.Mountpoint, m.Owner)
 	}
 	if dir := closedAbove(m.Mountpoint); dir != "" {
-		return "", fmt.Errorf("%s is mounted, but this user may not enter %s; as its owner, run: chmod a+x %s, or mount elsewhere", m.Mountpoint, dir, printable.ShellArg(dir))
+		return "", fmt.Errorf("%s is mounted, but this user may not enter %s; as its owner, run: chmod a+x %s, or mount elsewhere",
+			m.Mountpoint, dir, printable.ShellArg(dir))
 	}
 	shared, err := m.State()
 	if lacksAccess(m, err) {
@@ -389,7 +391,8 @@ func stuckSplits(m *mount.Mounted, waiting map[string]time.Duration) error {
 	var stuck []string
 	for name, since := range waiting {
 		split, _, _ := strings.Cut(name, "/")
-		stuck = append(stuck, fmt.Sprintf("%s is stuck: its token files have not answered for %v: %s", name, since.Round(time.Second), cmp.Or(hints[split], onDisk)))
+		stuck = append(stuck, fmt.Sprintf("%s is stuck: its token files have not answered for %v: %s", name, since.Round(time.Second),
+			cmp.Or(hints[split], onDisk)))
 	}
 	slices.Sort(stuck)
 	return fmt.Errorf("%s. Other splits are not affected", strings.Join(stuck, "; "))

@@ -81,7 +81,8 @@ var mountMetrics = []metric[mount]{
 	counter("worker_crashes", "Workers that crashed or hung.", func(m mount) uint64 { return m.Crashes }),
 	counter("unmapped_reads", "Reads of token files that could not be mapped, and were read with pread.", func(m mount) int64 { return m.Unmapped }),
 	gauge("requests_waiting", "Requests that wait until other requests have finished using token files.", func(m mount) int64 { return m.Waiting }),
-	gauge("longest_wait_seconds", "How long the longest request has waited for token files, if more than a second.", func(m mount) float64 { return m.LongestWait }),
+	gauge("longest_wait_seconds", "How long the longest request has waited for token files, if more than a second.",
+		func(m mount) float64 { return m.LongestWait }),
 	gauge("cache_bytes", "Bytes in the block cache, which other mounts may share.", func(m mount) int64 { return m.Store.Used }),
 	gauge("cache_limit_bytes", "Maximum size of the block cache (store.cache_bytes); 0 without a cache.", func(m mount) int64 { return m.Store.Limit }),
 	gauge("cache_needed_bytes", "Bytes of blocks that the cache's readers need for one epoch.", func(m mount) int64 { return m.Store.Needed }),
@@ -93,7 +94,8 @@ var mountMetrics = []metric[mount]{
 	counter("cache_wait_seconds", "Time that reads waited for blocks to be fetched.", func(m mount) float64 { return m.Store.WaitSeconds }),
 	counter("cache_full_blocks", "Fetched blocks that did not fit into the cache.", func(m mount) int64 { return m.Store.Full }),
 	counter("cache_present_blocks", "Fetched blocks that another process had written first.", func(m mount) int64 { return m.Store.Present }),
-	counter("cache_failed_blocks", "Fetched blocks that were not cached because the directory could not be written.", func(m mount) int64 { return m.Store.Failed }),
+	counter("cache_failed_blocks", "Fetched blocks that were not cached because the directory could not be written.",
+		func(m mount) int64 { return m.Store.Failed }),
 	counter("cache_slow_blocks", "Fetched blocks that were not cached because the disk was too slow.", func(m mount) int64 { return m.Store.Slow }),
 	counter("store_fetched_bytes", "Bytes fetched from stores.", func(m mount) int64 { return m.Store.Fetched }),
 	counter("store_retries", "Requests to stores that were retries.", func(m mount) int64 { return m.Store.Retries }),
@@ -121,9 +123,10 @@ var (
 	storeDuration  = describe("store_request_duration_seconds", "Time from a request to a store to the header of its response.")
 	readWait       = describe("read_wait_seconds", "Time that requests for next waited in the worker for their reply.", sequenceLabels...)
 	sourceRows     = describe("source_rows_total", "Rows from each of the first 64 sources of a mixture, in batches that readers began to read.", "split", "source")
-	sourceWeight   = describe("source_weight_ratio", "Configured fraction of rows from each of the first 64 sources of a mixture, in its current stage.", "split", "source")
-	phase          = describe("stage", "Number of the stage, in info.json, of the batch that a reader of a mixture began last.", "split")
-	leftOut        = describe("sequences_left_out", "Open settings directories without metrics, because there are too many.")
+	sourceWeight   = describe("source_weight_ratio", "Configured fraction of rows from each of the first 64 sources of a mixture, in "+
+		"its current stage.", "split", "source")
+	phase   = describe("stage", "Number of the stage, in info.json, of the batch that a reader of a mixture began last.", "split")
+	leftOut = describe("sequences_left_out", "Open settings directories without metrics, because there are too many.")
 )
 
 // Describe sends nothing, because the set of metrics depends on the mount.

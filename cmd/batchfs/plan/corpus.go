@@ -68,7 +68,8 @@ func (o *options) assumedSources() (list []assumedSource, err error) {
 			return nil, err
 		}
 		if n/shard > maxShards {
-			return nil, fmt.Errorf("--shard-tokens: %s tokens make %.0f objects of %s; set it to %s or more", tokens, n/shard, o.shardTokens, formatCount(n/maxShards))
+			return nil, fmt.Errorf("--shard-tokens: %s tokens make %.0f objects of %s; set it to %s or more", tokens, n/shard,
+				o.shardTokens, formatCount(n/maxShards))
 		}
 		list = append(list, assumedSource{name, int64(n), int64(shard), w})
 	}
@@ -148,7 +149,8 @@ func (c *corpus) rankSettings(split *config.Split) string {
 // index.
 func requireWindows(s *config.Split) error {
 	if s.Rows != "" && s.Rows != sampler.Windows {
-		return fmt.Errorf("%s: plan supports only rows = \"windows\" (got %q); leave rows, bos and too_long out to get an approximation", s.MessagePrefix("rows"), s.Rows)
+		return fmt.Errorf("%s: plan supports only rows = \"windows\" (got %q); leave rows, bos and too_long out to get an approximation",
+			s.MessagePrefix("rows"), s.Rows)
 	}
 	return nil
 }

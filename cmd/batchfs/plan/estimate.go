@@ -276,13 +276,16 @@ func (e *Estimate) addVerdicts(c *corpus, latency float64, limits resourceLimits
 		used /= 2 // the same tokens are in x and y
 	}
 	waste := e.FirstEpoch.Bytes / used
-	add(waste <= 2, fmt.Sprintf("the store sends %s bytes for each byte that trainers read", formatCount(waste)), "few rows of a batch are in the same block: "+nearer)
+	add(waste <= 2, fmt.Sprintf("the store sends %s bytes for each byte that trainers read", formatCount(waste)),
+		"few rows of a batch are in the same block: "+nearer)
 	if !math.IsInf(limits.bandwidth, 1) {
-		add(peak <= limits.bandwidth, fmt.Sprintf("a host receives up to %s/s, and --bandwidth is %s/s", terminal.FormatBytes(peak), terminal.FormatBytes(limits.bandwidth)),
+		add(peak <= limits.bandwidth, fmt.Sprintf("a host receives up to %s/s, and --bandwidth is %s/s", terminal.FormatBytes(peak),
+			terminal.FormatBytes(limits.bandwidth)),
 			fill+", or "+nearer)
 	}
 	total := most * float64(c.hosts)
-	add(total <= limits.requests, fmt.Sprintf("all hosts together send up to %s requests a second, and --requests is %s", formatCount(total), formatCount(limits.requests)),
+	add(total <= limits.requests, fmt.Sprintf("all hosts together send up to %s requests a second, and --requests is %s",
+		formatCount(total), formatCount(limits.requests)),
 		fmt.Sprintf("set store.block_bytes above %d, spread the objects over more prefixes, or %s", e.BlockBytes, nearer))
 	mounting := fmt.Sprintf("if all hosts mount at once, as after a reboot, they send %s requests, which takes %s with --requests %s",
 		formatCount(float64(e.MountRequests)*float64(c.hosts)), formatDuration(e.FleetMountSeconds), formatCount(limits.requests))
@@ -316,7 +319,8 @@ func (e *Estimate) advice(c *corpus) (nearer, keep, fill string) {
 	if float64(e.CacheBytes) < e.WorkingSetBytes {
 		nearer = keep
 	}
-	fill = fmt.Sprintf("fill each host's share before the run, with one of its ranks: batchfs cache fill -c config.toml SPLIT/rank=RANK,world=%d,local_world=%d",
+	fill = fmt.Sprintf("fill each host's share before the run, with one of its ranks: batchfs cache fill -c config.toml "+
+		"SPLIT/rank=RANK,world=%d,local_world=%d",
 		c.sequence.World, c.ranksPerHost)
 	return nearer, keep, fill
 }

@@ -77,7 +77,8 @@ November 2026, read from within the region; yours may differ.`,
 	f.StringArrayVar(&o.sources, "source", nil, "a source of a mixture, `NAME=TOKENS:WEIGHT`, such as web=10T:3, instead of a split; can be repeated")
 	f.StringVar(&o.shardTokens, "shard-tokens", "1G", "the `number` of tokens in each object, with --tokens or --source")
 	f.IntVar(&o.hosts, "hosts", 1, "number of hosts")
-	f.IntVar(&o.gpus, "gpus", 1, "number of GPUs of each host; each GPU is a rank. With tensor or pipeline parallelism, number of data-parallel ranks on each host")
+	f.IntVar(&o.gpus, "gpus", 1, "number of GPUs of each host; each GPU is a rank. With tensor or pipeline parallelism, number of "+
+		"data-parallel ranks on each host")
 	f.DurationVar(&o.step, "step", 0, "duration of a training step, such as 0.25s")
 	f.Uint64Var(&o.steps, "steps", 0, "number of steps in the run (default: from --epochs)")
 	f.Float64Var(&o.epochs, "epochs", 1, "number of epochs in the run")

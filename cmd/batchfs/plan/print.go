@@ -17,20 +17,23 @@ func (e *Estimate) print(out io.Writer) {
 	if e.Local {
 		text.WriteString("The files are local, not in a store, so a run needs no network. If each of them were an object in a store, it would need this:\n\n")
 	}
-	fmt.Fprintf(&text, "%s tokens, %s in %s objects and %s blocks of %s\n", formatCount(float64(e.Tokens)), terminal.FormatBytes(e.Bytes), formatCount(float64(e.Objects)),
+	fmt.Fprintf(&text, "%s tokens, %s in %s objects and %s blocks of %s\n", formatCount(float64(e.Tokens)), terminal.FormatBytes(e.Bytes),
+		formatCount(float64(e.Objects)),
 		formatCount(float64(e.Blocks)), terminal.FormatBytes(e.BlockBytes))
 	fmt.Fprintf(&text, "%d hosts with %d GPUs each, %d rows of %d tokens per GPU and step, order %s: %s tokens per step of %s\n", e.Hosts, e.GPUs, e.BatchSize,
 		e.BlockSize, e.Order, formatCount(float64(e.StepTokens)), formatDuration(e.StepSeconds))
 	fmt.Fprintf(&text, "a run of %s steps: epochs %s, time %s\n\n", formatCount(float64(e.Steps)), formatCount(e.Epochs), formatDuration(e.RunSeconds))
 
 	e.printRates(&text)
-	fmt.Fprintf(&text, "\nA mount opens in about %s alone, and in %s if all hosts mount at once. Its first batch takes %s more.\n", formatDuration(e.MountSeconds),
+	fmt.Fprintf(&text, "\nA mount opens in about %s alone, and in %s if all hosts mount at once. Its first batch takes %s more.\n",
+		formatDuration(e.MountSeconds),
 		formatDuration(e.FleetMountSeconds), formatDuration(e.FirstBatchSeconds))
 	if len(e.Sources) > 1 {
 		fmt.Fprintln(&text, "\nEpochs of each source in the run")
 		w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
 		for _, s := range e.Sources {
-			fmt.Fprintf(w, "  %s\t%s tokens\t%s of all rows\t%s epochs\n", printable.Name(s.Name), formatCount(float64(s.Tokens)), formatPercent(s.Weight), formatCount(s.Epochs))
+			fmt.Fprintf(w, "  %s\t%s tokens\t%s of all rows\t%s epochs\n", printable.Name(s.Name), formatCount(float64(s.Tokens)),
+				formatPercent(s.Weight), formatCount(s.Epochs))
 		}
 		w.Flush()
 	}
@@ -66,7 +69,8 @@ func (e *Estimate) printStages(out io.Writer) {
 		}
 		fmt.Fprintf(w, "  stage %d, from step %d%s\n", i, stage.Step, why)
 		for source, s := range stage.Sources {
-			fmt.Fprintf(w, "    %s\t%s tokens\t%s\t%s epochs\n", printable.Name(e.Sources[source].Name), formatCount(s.Tokens), formatPercent(s.Fraction), formatCount(s.Epochs))
+			fmt.Fprintf(w, "    %s\t%s tokens\t%s\t%s epochs\n", printable.Name(e.Sources[source].Name), formatCount(s.Tokens),
+				formatPercent(s.Fraction), formatCount(s.Epochs))
 		}
 	}
 }

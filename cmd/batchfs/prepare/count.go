@@ -80,7 +80,8 @@ func (p *plan) valStart(size int64) (int64, error) {
 		if p.encoding.anyBytes {
 			unit = "bytes"
 		}
-		return 0, fmt.Errorf("--val: %v of %d %s leaves %d for train and %d for val: add text or use another fraction", p.settings.Val, size, unit, train, size-train)
+		return 0, fmt.Errorf("--val: %v of %d %s leaves %d for train and %d for val: add text or use another fraction", p.settings.Val,
+			size, unit, train, size-train)
 	}
 	in := p.inputs[0]
 	start, err := offsetOf(in, train, p.encoding.anyBytes)

@@ -29,7 +29,8 @@ type encodeWorker struct {
 }
 
 func newEncodeWorker(p *plan) *encodeWorker {
-	return &encodeWorker{encoding: &p.encoding, finder: field.NewFinder(p.encoding.fields, p.encoding.masked), val: p.val, encoder: p.encoding.tokenizer.NewEncoder()}
+	return &encodeWorker{encoding: &p.encoding, finder: field.NewFinder(p.encoding.fields, p.encoding.masked), val: p.val,
+		encoder: p.encoding.tokenizer.NewEncoder()}
 }
 
 func (w *encodeWorker) encodeChunks(todo <-chan *chunk) {

@@ -187,7 +187,8 @@ func (o *options) printStatus(ctx context.Context) error {
 	o.printLine("%d of %s done, %s of %s: %d tokens in %d documents", s.Done, terminal.Plural(int64(s.Units), "unit", "units"),
 		terminal.FormatBytes(s.DoneBytes), terminal.FormatBytes(s.Bytes), s.Tokens, s.Documents)
 	if s.Done > 0 {
-		o.printLine("%s/s from %s to %s", terminal.FormatBytes(int64(s.Rate)), s.FirstBegun.Local().Format(time.DateTime), s.LastEnded.Local().Format(time.DateTime))
+		o.printLine("%s/s from %s to %s", terminal.FormatBytes(int64(s.Rate)), s.FirstBegun.Local().Format(time.DateTime),
+			s.LastEnded.Local().Format(time.DateTime))
 		for _, slow := range s.Slowest {
 			o.printLine("slowest: %s took %.1f s", j.plan.Describe(slow.Unit), slow.Seconds)
 		}

@@ -38,8 +38,9 @@ func (p *plan) checkSplits(made [len(splits)]vocabulary.Split, n *notes) error {
 func (p *plan) manifest(made [len(splits)]vocabulary.Split, eotAt string, n *notes) *vocabulary.Manifest {
 	m := &vocabulary.Manifest{
 		Tokenizer: p.encoding.tokenizer.Name(), Format: p.settings.Format, Run: p.digest(), Notes: n.lines(p),
-		Splits:     map[string]vocabulary.Split{},
-		Vocabulary: vocabulary.Vocabulary{Kind: p.encoding.tokenizer.Name(), Size: int(p.encoding.tokenizer.Size()), TokenDType: "uint" + strconv.Itoa(8*p.encoding.width), EOTAt: "none"},
+		Splits: map[string]vocabulary.Split{},
+		Vocabulary: vocabulary.Vocabulary{Kind: p.encoding.tokenizer.Name(), Size: int(p.encoding.tokenizer.Size()),
+			TokenDType: "uint" + strconv.Itoa(8*p.encoding.width), EOTAt: "none"},
 	}
 	if n.NotUTF8.Documents > 0 {
 		m.LeftOut = &n.NotUTF8

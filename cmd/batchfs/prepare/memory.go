@@ -72,8 +72,8 @@ func (w *encodeWorker) reserveMemory(text []byte) (release func(), err error) {
 	runtime.ReadMemStats(&used)
 	if inUse := int64(used.HeapAlloc); needed+inUse > limit {
 		largePieces.Unlock()
-		return nil, fmt.Errorf("has a word of %s, and encoding it takes about %s of memory in addition to %s in use, but the limit of its control group, or GOMEMLIMIT, is %s: "+
-			"raise it, break the word, or leave it out", terminal.FormatBytes(int64(longest)), terminal.FormatBytes(needed), terminal.FormatBytes(inUse), terminal.FormatBytes(limit))
+		return nil, fmt.Errorf("has a word of %s, and encoding it takes about %s of memory in addition to %s in use, but the limit of "+
+			"its control group, or GOMEMLIMIT, is %s: raise it, break the word, or leave it out", terminal.FormatBytes(int64(longest)), terminal.FormatBytes(needed), terminal.FormatBytes(inUse), terminal.FormatBytes(limit))
 	}
 	// Near the limit, the garbage collector should work harder.
 	old := debug.SetMemoryLimit(limit - limit/10)

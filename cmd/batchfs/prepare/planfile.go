@@ -37,9 +37,11 @@ type jobOptions struct {
 
 func (j *jobOptions) register(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&j.plan, "plan", "", "with TEXTs, write a plan to this `FILE`, or add TEXTs to it, and encode nothing; without TEXTs, do a part of the plan: a task, --finish or --status")
+	f.StringVar(&j.plan, "plan", "", "with TEXTs, write a plan to this `FILE`, or add TEXTs to it, and encode nothing; without TEXTs, "+
+		"do a part of the plan: a task, --finish or --status")
 	f.Int64Var(&j.unitBytes, "unit-bytes", 1<<30, "divide the TEXTs of a plan into units of this `NUMBER` of bytes, as they are stored")
-	f.StringVar(&j.task, "task", "", "do task `I/N` of the plan, where I counts from 0; tasks may run anywhere, in any order and number, and again (default: from Slurm's or Kubernetes' environment)")
+	f.StringVar(&j.task, "task", "", "do task `I/N` of the plan, where I counts from 0; tasks may run anywhere, in any order and "+
+		"number, and again (default: from Slurm's or Kubernetes' environment)")
 	f.IntVar(&j.tasks, "tasks", 0, "the `NUMBER` of tasks, if a variable of the environment has I")
 	f.BoolVar(&j.finish, "finish", false, "after all tasks, check what they wrote, and write vocab.json")
 	f.BoolVar(&j.verify, "verify", false, "with --finish, also read all files and compare their hashes")
@@ -55,7 +57,8 @@ func (j *jobOptions) register(cmd *cobra.Command) {
 // writePlan writes a plan for the texts that the arguments name, or adds them to one.
 func (o *options) writePlan(args []string, unitBytesGiven bool) error {
 	if o.settings.By == vocabulary.Char && o.settings.IDs == "" {
-		return errors.New("--by char: does not go with --plan, because its tokens depend on all texts, and no task reads them all: choose another tokenizer with --by; to add texts to a plan, give its options again")
+		return errors.New("--by char: does not go with --plan, because its tokens depend on all texts, and no task reads them all: " +
+			"choose another tokenizer with --by; to add texts to a plan, give its options again")
 	}
 	if err := o.settings.resolve(); err != nil {
 		return err
@@ -286,7 +289,8 @@ func (o *options) printPlan(p *units.Plan, added, before int) error {
 	what := fmt.Sprintf("%s: %s of %s, in %s", o.job.plan, terminal.Plural(int64(len(p.Inputs)), "input", "inputs"), terminal.FormatBytes(all),
 		terminal.Plural(int64(len(p.Units)), "unit", "units"))
 	if before > 0 {
-		what += fmt.Sprintf("; %s and %s are new", terminal.Plural(int64(added), "input", "inputs"), terminal.Plural(int64(len(p.Units)-before), "unit", "units"))
+		what += fmt.Sprintf("; %s and %s are new", terminal.Plural(int64(added), "input", "inputs"),
+			terminal.Plural(int64(len(p.Units)-before), "unit", "units"))
 	}
 	o.printLine("%s", what)
 	plan := printable.ShellArg(o.job.plan)
@@ -297,6 +301,7 @@ func (o *options) printPlan(p *units.Plan, added, before int) error {
 // printLeftOut prints which side files were left out.
 func (o *options) printLeftOut(leftOut []string) {
 	if len(leftOut) > 0 {
-		o.printLine("left out because they describe a dataset, or cache what was computed from it: %s; to read such a file, name it in --include", strings.Join(leftOut, ", "))
+		o.printLine("left out because they describe a dataset, or cache what was computed from it: %s; to read such a file, name it in "+
+			"--include", strings.Join(leftOut, ", "))
 	}
 }

@@ -139,25 +139,32 @@ TEXTs and DIR may be in a store that speaks S3, such as s3://bucket/web.`,
 func (o *options) register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.dir, "out", "", "write to this `DIR`, which is created if missing (required, except to write a plan)")
-	f.StringVar(&o.settings.By, "by", vocabulary.Char, "the tokenizer: `char|byte|gpt2|cl100k|o200k|FILE`, where FILE is a tokenizer.json of Hugging Face or a tekken.json of Mistral")
+	f.StringVar(&o.settings.By, "by", vocabulary.Char, "the tokenizer: `char|byte|gpt2|cl100k|o200k|FILE`, where FILE is a "+
+		"tokenizer.json of Hugging Face or a tekken.json of Mistral")
 	f.StringVar((*string)(&o.settings.As), "as", "", "the format of all files, whatever their names: `text|jsonl|parquet|arrow`")
-	f.StringArrayVar(&o.include, "include", nil, "in directories, take only files that match this `PATTERN`, such as '*.md'; ** matches any number of directories")
+	f.StringArrayVar(&o.include, "include", nil, "in directories, take only files that match this `PATTERN`, such as '*.md'; ** matches "+
+		"any number of directories")
 	f.StringVar(&o.settings.Field, "field", "text", "the `FIELD` of a line, or column, that holds the text; dots separate nested names")
-	f.StringVar(&o.settings.IDs, "ids", "", "read ids that exist already from this `FIELD` of each line, or column, such as input_ids, and write them as they are")
+	f.StringVar(&o.settings.IDs, "ids", "", "read ids that exist already from this `FIELD` of each line, or column, such as input_ids, "+
+		"and write them as they are")
 	f.Int64Var(&o.settings.VocabSize, "vocab-size", 0, "with --ids, all ids are below this `NUMBER`; or give their tokenizer with --by")
-	f.StringVar(&o.settings.Mask, "mask", "", "take these fields of each line, `FIELD:MASK,...`, such as prompt:0,completion:1 or messages[role=assistant].content:1, and write the mask "+
-		"of each token, one byte, to NAME.mask.bin")
+	f.StringVar(&o.settings.Mask, "mask", "", "take these fields of each line, `FIELD:MASK,...`, such as prompt:0,completion:1 or "+
+		"messages[role=assistant].content:1, and write the mask of each token, one byte, to NAME.mask.bin")
 	f.StringVar(&o.settings.ID, "id", "", "write the value of this `FIELD` of each line, or column, to FILE.ids next to each token FILE, such as url; "+
 		"each shard then ends with a document")
 	f.BoolVar(&o.settings.Special, "special", false, "encode names of special tokens in texts as those tokens, for example in rendered chats")
-	f.StringVar(&o.settings.Invalid, "invalid", "error", "what to do about text that is not UTF-8: `error|replace|skip`; skip leaves out the file, line or row, and lines of JSON without the text or ids")
+	f.StringVar(&o.settings.Invalid, "invalid", "error", "what to do about text that is not UTF-8: `error|replace|skip`; skip leaves "+
+		"out the file, line or row, and lines of JSON without the text or ids")
 	f.StringVar(&o.settings.EOT, "eot", "end", "where to put the end-of-text token of each document: `end|begin|none`")
-	f.StringVar(&o.settings.EOTToken, "eot-token", "", "the `NAME` of the special token to use as end-of-text token, such as '<|im_end|>' (default: the tokenizer's, if known)")
+	f.StringVar(&o.settings.EOTToken, "eot-token", "", "the `NAME` of the special token to use as end-of-text token, such as "+
+		"'<|im_end|>' (default: the tokenizer's, if known)")
 	f.Float64Var(&o.settings.Val, "val", 0.1, "put this `FRACTION` of the documents, or of a single text file, into val; 0 for no val")
-	f.StringVar(&o.settings.ValFiles, "val-files", "", "put the files that match this `GLOB` into val, and all others into train, such as 'shard_06542.parquet'")
+	f.StringVar(&o.settings.ValFiles, "val-files", "", "put the files that match this `GLOB` into val, and all others into train, such "+
+		"as 'shard_06542.parquet'")
 	f.StringVar(&o.settings.Format, "format", "headerless", "format of the token files: `headerless|llm.c|megatron|datatrove|npy`")
-	f.Int64Var(&o.settings.ShardTokens, "shard-tokens", 0, "write shards of this `NUMBER` of tokens, such as train_000001.bin; 0 for a single file (default 100000000 for llm.c). "+
-		"If --eot is begin, and in the formats megatron and datatrove, a shard ends with the document that reaches it")
+	f.Int64Var(&o.settings.ShardTokens, "shard-tokens", 0, "write shards of this `NUMBER` of tokens, such as train_000001.bin; 0 for a "+
+		"single file (default 100000000 for llm.c). If --eot is begin, and in the formats megatron and datatrove, a shard ends with the "+
+		"document that reaches it")
 	f.BoolVar(&o.force, "force", false, "replace the token files and vocab.json in DIR")
 	f.BoolVar(&o.dryRun, "dry-run", false, "estimate the number of tokens from samples, and write nothing")
 	cmd.MarkFlagsMutuallyExclusive("val", "val-files")
@@ -277,7 +284,8 @@ func (o *options) makePlan(ctx context.Context, args []string) (*plan, error) {
 	case o.dir == "" && !o.dryRun:
 		return nil, errors.New("--out: give the directory to write to, such as --out data")
 	case blob.IsURL(o.dir):
-		return nil, fmt.Errorf("--out %s: give a local directory, because prepare writes to a store only with --plan; or upload the files when they are complete", o.dir)
+		return nil, fmt.Errorf("--out %s: give a local directory, because prepare writes to a store only with --plan; or upload the "+
+			"files when they are complete", o.dir)
 	}
 	o.printTokens(e)
 	inputs, leftOut, err := input.Find(args, o.include, o.settings.As, o.stdin, nil)

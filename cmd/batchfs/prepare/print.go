@@ -152,7 +152,8 @@ func (o *options) printManifest(dir string, m *vocabulary.Manifest) error {
 				split.Tokens, len(split.Shards), maskInWords(split))
 		}
 		if n := m.Splits[name].EOTInside; n > 0 {
-			o.printLine("%s: the end-of-text token occurs %s inside documents, so only the index says where they end", name, terminal.Plural(n, "time", "times"))
+			o.printLine("%s: the end-of-text token occurs %s inside documents, so only the index says where they end", name,
+				terminal.Plural(n, "time", "times"))
 		}
 	}
 	if train, val := m.Splits[splits[trainSplit]], m.Splits[splits[valSplit]]; val.Tokens > train.Tokens {

@@ -126,7 +126,8 @@ func (r *reader) readLines(s *input.Stream, pos position) error {
 			}
 			continue
 		case n == 0:
-			return fmt.Errorf("line %d has more than %d bytes, which is the limit: shorten it, or let prepare leave such lines out with --invalid skip", pos.Line+1, maxLine)
+			return fmt.Errorf("line %d has more than %d bytes, which is the limit: shorten it, or let prepare leave such lines out with "+
+				"--invalid skip", pos.Line+1, maxLine)
 		}
 		piece := textPiece{text: r.buf[:n], in: s.File, start: pos}
 		pos.Offset += int64(n)

@@ -21,7 +21,8 @@ var (
 
 // readRows reads rows, each of which is a document.
 func (r *reader) readRows(s *input.Stream, pos position) error {
-	all := rows.Reader{Columns: r.encoding.columns(), ScratchDir: r.scratchDir, MaxRow: maxLine, MaxBatch: maxArrowBuffer, MaxPageValues: maxPageValues, Count: r.countBytes}
+	all := rows.Reader{Columns: r.encoding.columns(), ScratchDir: r.scratchDir, MaxRow: maxLine, MaxBatch: maxArrowBuffer,
+		MaxPageValues: maxPageValues, Count: r.countBytes}
 	all.Add = func(row int64, text []byte, exceeds bool) error {
 		pos.Offset = row
 		return r.addRow(s.File, text, exceeds, &pos)

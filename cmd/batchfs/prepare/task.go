@@ -163,7 +163,8 @@ func (j *job) doUnits(ctx context.Context, all, todo []int) error {
 		undone--
 		read += j.plan.Units[unit].Bytes
 		rate := float64(read) / time.Since(began).Seconds()
-		j.o.printLine("unit %s: %s in %.1f s; %d units done, %d left%s", units.Name(unit), tokensOf(s), s.Seconds, len(all)-undone, undone, timeLeft(left, rate))
+		j.o.printLine("unit %s: %s in %.1f s; %d units done, %d left%s", units.Name(unit), tokensOf(s), s.Seconds, len(all)-undone, undone,
+			timeLeft(left, rate))
 	}
 	switch len(failed) {
 	case 0:
@@ -171,7 +172,8 @@ func (j *job) doUnits(ctx context.Context, all, todo []int) error {
 	case 1:
 		return fmt.Errorf("1 of %d units failed: %w; run the same task again when this is corrected", len(all), first)
 	}
-	return fmt.Errorf("%d of %d units failed, %s; the first is %w; run the same task again when this is corrected", len(failed), len(all), units.Numbers(failed), first)
+	return fmt.Errorf("%d of %d units failed, %s; the first is %w; run the same task again when this is corrected", len(failed), len(all),
+		units.Numbers(failed), first)
 }
 
 func timeLeft(bytes int64, rate float64) string {
@@ -257,7 +259,8 @@ func (j *job) encodeUnit(ctx context.Context, p *plan, unit int, dir string) (*u
 	if err != nil {
 		return nil, err
 	}
-	s := &units.Sidecar{Unit: unit, Digest: j.plan.Digest(unit), Splits: map[string]vocabulary.Split{}, EOT: map[string]units.EOTCounts{}, Texts: fmt.Sprintf("%x", w.texts.Sum(nil))}
+	s := &units.Sidecar{Unit: unit, Digest: j.plan.Digest(unit), Splits: map[string]vocabulary.Split{}, EOT: map[string]units.EOTCounts{},
+		Texts: fmt.Sprintf("%x", w.texts.Sum(nil))}
 	for i, split := range made {
 		if len(split.Shards) == 0 {
 			continue

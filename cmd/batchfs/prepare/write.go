@@ -285,7 +285,8 @@ func (s *splitWriter) write(e encodedTokens) (ended bool, err error) {
 		n, full := s.fit(e)
 		documents, _ := slices.BinarySearch(e.ends, n+1)
 		if s.options.format.maxTokens > 0 && s.state.Tokens+n > s.options.format.maxTokens {
-			return false, fmt.Errorf("%s: the format cannot hold more than %d tokens in a shard: use %s", s.shardName(), s.options.format.maxTokens, s.options.smallerShards())
+			return false, fmt.Errorf("%s: the format cannot hold more than %d tokens in a shard: use %s", s.shardName(),
+				s.options.format.maxTokens, s.options.smallerShards())
 		}
 		if err := s.appendToShard(e, n, documents); err != nil {
 			return false, err

@@ -57,7 +57,8 @@ func superviseCommand() *cobra.Command {
 				c, err = snapshot.Config()
 			}
 			if err == nil {
-				err = runSupervisor(cmd.Context(), cmd.Root().Version, snapshot, c, connection, file, cmd.ErrOrStderr(), func() { tell(&command.Report{Kind: command.Ready}) })
+				err = runSupervisor(cmd.Context(), cmd.Root().Version, snapshot, c, connection, file, cmd.ErrOrStderr(),
+					func() { tell(&command.Report{Kind: command.Ready}) })
 			}
 			if err != nil {
 				tell(command.NewReport(err))

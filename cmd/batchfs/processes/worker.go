@@ -81,7 +81,8 @@ func runWorker(w *supervise.Worker, version string, isRestart bool) (err error) 
 	status := &statusReport{shared: w.Shared, log: snapshot.Log, budget: c.Memory.Budget, tableBytes: o.Tables.Bytes, blockBytes: o.Remote.MemoryBytes}
 	portions := c.DivideBudget()
 	return fs.Serve(w, snapshot.Mountpoint, splits, fs.Options{
-		Memory: fs.Memory{PrefetchBatches: c.Memory.PrefetchBatches, PrefetchBytes: portions.Prefetch, ReplyBytes: portions.Replies, TextBytes: portions.OpenTexts},
+		Memory: fs.Memory{PrefetchBatches: c.Memory.PrefetchBatches, PrefetchBytes: portions.Prefetch, ReplyBytes: portions.Replies,
+			TextBytes: portions.OpenTexts},
 		Access: fs.Permissions{
 			Mode: c.Mount.Mode, UID: uint32(c.Mount.UID), GID: uint32(c.Mount.GID), SettingsPerUser: c.Mount.SettingsPerUser,
 		},

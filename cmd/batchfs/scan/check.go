@@ -305,7 +305,8 @@ func (r *Report) Print(out io.Writer) {
 	}
 	for _, split := range r.Splits {
 		if n := r.EOTInside[split]; n > 0 {
-			printable.Fprintf(out, "the end-of-text token of %s occurs %s inside documents, where the index decides\n", split, terminal.Plural(n, "time", "times"))
+			printable.Fprintf(out, "the end-of-text token of %s occurs %s inside documents, where the index decides\n", split,
+				terminal.Plural(n, "time", "times"))
 		}
 	}
 	for _, s := range r.Shared {

@@ -127,7 +127,8 @@ func (c *check) reportEndOfText(f *checkedFile) {
 		c.report.EOTInside[f.splitArray.split] += inside
 	}
 	if p.Count > 0 {
-		c.addProblem(p, "%s: %d of %d documents in its index do not end with eot, %d; the first such end is at index %d; is eot right, and does the index belong to the file?",
+		c.addProblem(p, "%s: %d of %d documents in its index do not end with eot, %d; the first such end is at index %d; is eot right, "+
+			"and does the index belong to the file?",
 			f.path, p.Count, f.documents.Count(), f.splitArray.EOT, p.Index)
 	}
 }

@@ -214,7 +214,8 @@ func (s *itemSearch) searchPart(ctx context.Context, p part, progress *terminal.
 			recent = append(recent[:itemGram], tokens...)
 			for i, v := range tokens {
 				if v >= s.vocab {
-					return fmt.Errorf("%s: token %d, at index %d, is not among the %d tokens of the tokenizer, so another one made these tokens; name it with --by",
+					return fmt.Errorf("%s: token %d, at index %d, is not among the %d tokens of the tokenizer, so another one made "+
+						"these tokens; name it with --by",
 						f.path, int64(v), at+int64(i), s.vocab)
 				}
 				roller.roll(v, recent[i])

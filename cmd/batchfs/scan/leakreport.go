@@ -164,6 +164,7 @@ func (p *Problem) locate(longest commonRun, files []*checkedFile, indexed map[*c
 			in += fmt.Sprintf(", document %d", number)
 		}
 	}
-	p.Message = jsonbytes.String(fmt.Sprintf("%s: %s%d%s tokens, from index %d on, also occur in %s; the longest passage has %d tokens and is in %s, from index %d on",
+	p.Message = jsonbytes.String(fmt.Sprintf("%s: %s%d%s tokens, from index %d on, also occur in %s; the longest passage has %d tokens "+
+		"and is in %s, from index %d on",
 		p.File, place, p.Count, what, p.Index, other.splitArray.split, p.Passage, in, p.OtherIndex))
 }

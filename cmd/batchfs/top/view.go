@@ -134,7 +134,8 @@ func storeLines(m *figures.Mount) []line {
 	if s.Limit == 0 {
 		return all
 	}
-	text = fmt.Sprintf("  cache: has %s of the %s needed; %s of %s used; %s of block reads hit", percent(figures.Fraction(float64(s.Stored), float64(s.Needed))),
+	text = fmt.Sprintf("  cache: has %s of the %s needed; %s of %s used; %s of block reads hit",
+		percent(figures.Fraction(float64(s.Stored), float64(s.Needed))),
 		terminal.FormatBytes(s.Needed), terminal.FormatBytes(s.Used), terminal.FormatBytes(s.Limit), percent(figures.Fraction(float64(s.Hits), float64(s.Hits+s.Waits))))
 	for _, dropped := range []struct {
 		blocks int64

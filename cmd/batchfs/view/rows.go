@@ -67,7 +67,8 @@ func (s *sequence) row(k uint64, j, at, n int) (r row, err error) {
 		if err != nil {
 			return r, err
 		}
-		r.Segments = append(r.Segments, segment{At: p.At, Len: p.Len, Document: p.Document, Inserted: p.Inserted, File: jsonbytes.String(l.Path), Start: l.Index, ID: id})
+		r.Segments = append(r.Segments, segment{At: p.At, Len: p.Len, Document: p.Document, Inserted: p.Inserted,
+			File: jsonbytes.String(l.Path), Start: l.Index, ID: id})
 	}
 	if documents := s.data.Arrays()[source][0].Documents(); documents != nil && q.Rows == sampler.Windows {
 		if r.Begins, r.Numbers, err = begins(documents, parts[0].Start, at, min(n, parts[0].Len-at)); err != nil {

@@ -33,7 +33,8 @@ func Open(path string) (*Tokenizer, error) {
 	case errors.Is(err, syscall.EISDIR):
 		return nil, fmt.Errorf("%s: is a directory: give the path of the tokenizer.json or tekken.json in it", path)
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, fmt.Errorf("%w: use gpt2, cl100k, o200k or the path of a tokenizer.json or tekken.json; hf download MODEL tokenizer.json prints that of a model of the Hugging Face Hub", err)
+		return nil, fmt.Errorf("%w: use gpt2, cl100k, o200k or the path of a tokenizer.json or tekken.json; hf download MODEL "+
+			"tokenizer.json prints that of a model of the Hugging Face Hub", err)
 	case err != nil:
 		return nil, err
 	}
@@ -50,7 +51,8 @@ func Parse(path string, raw []byte) (*Tokenizer, error) {
 	case bytes.HasPrefix(raw, []byte("version https://git-lfs.")):
 		return nil, fmt.Errorf("%s: is a pointer of Git LFS, not the file itself: fetch that with git lfs pull", path)
 	case err != nil && tiktokenRank.Match(raw):
-		return nil, fmt.Errorf("%s: has the tokens of a tiktoken encoding, but not its expression: give the tokenizer.json of the same model; cl100k_base is --by cl100k, and o200k_base is --by o200k", path)
+		return nil, fmt.Errorf("%s: has the tokens of a tiktoken encoding, but not its expression: give the tokenizer.json of the same "+
+			"model; cl100k_base is --by cl100k, and o200k_base is --by o200k", path)
 	case err != nil && (isSentencePieceModel(raw) || filepath.Ext(path) == ".model"):
 		return nil, sentencePieceModelError(path)
 	case err == nil && f.Model.Type == "" && f.Model.Vocab == nil && f.Config.Pattern == "":
@@ -238,7 +240,8 @@ func (f *tokenizerFile) checkIDs(size int) error {
 		}
 		for other, same := range f.Model.Vocab {
 			if same == id && other != text {
-				return fmt.Errorf("model.vocab: %q and %q have the same id, %d: use the tokenizer.json of the model as published", min(text, other), max(text, other), id)
+				return fmt.Errorf("model.vocab: %q and %q have the same id, %d: use the tokenizer.json of the model as published",
+					min(text, other), max(text, other), id)
 			}
 		}
 	}
@@ -268,7 +271,8 @@ func (f *tokenizerFile) addedTokens(t *Tokenizer) (added []addedToken, err error
 		}
 		if id != a.ID {
 			return nil, fmt.Errorf("added_tokens: %q has the id %d, but tokenizers gives it %d, whatever the file says: "+
-				"if a model was trained with %d, save the file again with tokenizers; otherwise, give the tokens ids in their order, from the size of model.vocab, %d, on",
+				"if a model was trained with %d, save the file again with tokenizers; otherwise, give the tokens ids in their order, "+
+				"from the size of model.vocab, %d, on",
 				a.Content, a.ID, id, id, len(f.Model.Vocab))
 		}
 		token := addedToken{token: id, content: a.Content, special: a.Special, normalized: a.Normalized,
@@ -359,7 +363,8 @@ func (t *Tokenizer) splitBy(patterns []string) error {
 	joined := strings.Join(patterns, then)
 	i := slices.IndexFunc(expressions, func(e expression) bool { return slices.Contains(e.patterns, joined) })
 	if i < 0 {
-		return fmt.Errorf("text is split by the expressions %q, which are not supported, only those of GPT-2, GPT-4, GPT-4o, Llama 3, Qwen, DeepSeek, StarCoder, BLOOM, Mistral and nanochat", patterns)
+		return fmt.Errorf("text is split by the expressions %q, which are not supported, only those of GPT-2, GPT-4, GPT-4o, Llama 3, "+
+			"Qwen, DeepSeek, StarCoder, BLOOM, Mistral and nanochat", patterns)
 	}
 	t.expression = expressions[i]
 	return nil

@@ -165,7 +165,8 @@ func (f *tokenizerFile) applyPieceStages(t *Tokenizer) error {
 			return fmt.Errorf("pre_tokenizer Metaspace has the prepend_scheme %q, which is not supported", s.Scheme)
 		}
 	default:
-		return fmt.Errorf("model.byte_fallback is true, but the normalizer and pre_tokenizer are not those of Llama 2, Mistral or Gemma, which replace each space by %q", spaceMark)
+		return fmt.Errorf("model.byte_fallback is true, but the normalizer and pre_tokenizer are not those of Llama 2, Mistral or "+
+			"Gemma, which replace each space by %q", spaceMark)
 	}
 	t.pieces = p
 	t.expression = expression{next: p.joins.next}

@@ -27,7 +27,8 @@ var oldTekkenSpecial = []string{"<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[A
 func (f *tekkenFile) newTekken(path string) (*Tokenizer, error) {
 	size, numSpecial := f.Config.Size-f.Config.NumSpecial, f.Config.NumSpecial
 	if size < 0 || size > len(f.Vocab) || numSpecial < 0 || numSpecial > maxTokens {
-		return nil, fmt.Errorf("config: default_vocab_size is %d and default_num_special_tokens %d, but vocab has %d tokens", f.Config.Size, numSpecial, len(f.Vocab))
+		return nil, fmt.Errorf("config: default_vocab_size is %d and default_num_special_tokens %d, but vocab has %d tokens", f.Config.Size,
+			numSpecial, len(f.Vocab))
 	}
 	t := &Tokenizer{name: path, tokens: make([]string, numSpecial, f.Config.Size)}
 	if err := t.splitBy([]string{f.Config.Pattern}); err != nil {

@@ -93,6 +93,7 @@ func member(object jsontext.Value, name string, other func(name []byte, value js
 
 // describe says what a value is, for messages.
 func describe(value jsontext.Value) string {
-	kinds := map[jsontext.Kind]string{jsontext.KindString: "a text", jsontext.KindBeginArray: "a list", jsontext.KindBeginObject: "an object", jsontext.KindNumber: "a number"}
+	kinds := map[jsontext.Kind]string{jsontext.KindString: "a text", jsontext.KindBeginArray: "a list",
+		jsontext.KindBeginObject: "an object", jsontext.KindNumber: "a number"}
 	return cmp.Or(kinds[value.Kind()], string(value))
 }

@@ -137,7 +137,8 @@ func argumentFiles(arg string, include []string) (paths, leftOut []string, err e
 	case arg == "-":
 		return names, nil, nil
 	case err != nil && blob.IsURL(arg) && !blob.IsRemote(arg):
-		return nil, nil, fmt.Errorf("%s: is not in a store that speaks S3, whose URLs begin with s3:// or gs://: download it, or, without --plan, pipe it to standard input", arg)
+		return nil, nil, fmt.Errorf("%s: is not in a store that speaks S3, whose URLs begin with s3:// or gs://: download it, or, "+
+			"without --plan, pipe it to standard input", arg)
 	case err != nil && blob.IsURL(arg):
 		return nil, nil, fmt.Errorf("%s: prepare reads from a store only with --plan: make a plan, name local files, or pipe the text to standard input", arg)
 	case err != nil && strings.ContainsAny(arg, "*?["):
@@ -302,7 +303,8 @@ func ChooseVal(inputs []*File, pattern string) error {
 	}
 	switch chosen {
 	case 0:
-		return fmt.Errorf("--val-files %s: matches no input: use a pattern for names, such as 'val_*', or for whole paths, such as '%s'", pattern, inputs[len(inputs)-1].Path)
+		return fmt.Errorf("--val-files %s: matches no input: use a pattern for names, such as 'val_*', or for whole paths, such as '%s'",
+			pattern, inputs[len(inputs)-1].Path)
 	case len(inputs):
 		return fmt.Errorf("--val-files %s: matches all inputs and leaves none for train: use a narrower pattern, or name more texts", pattern)
 	}

@@ -55,7 +55,8 @@ var nonTexts = []*NonText{
 	{"a compressed file", ".br .lz .z .sz", "", decompress, false},
 	{"an image", ".png .jpg .jpeg .gif .webp .bmp .tif .tiff .ico", "", onlyText, true},
 	{"audio or video", ".mp3 .wav .flac .ogg .mp4 .mkv .webm", "", onlyText, true},
-	{"a file of numbers", ".bin .idx .pt .pth .pkl .safetensors .h5 .hdf5", "", "if it holds token ids, mount it without prepare; otherwise, " + onlyText, true},
+	{"a file of numbers", ".bin .idx .pt .pth .pkl .safetensors .h5 .hdf5", "", "if it holds token ids, mount it without prepare; " +
+		"otherwise, " + onlyText, true},
 }
 
 const decompress = "decompress it; prepare reads only gzip and zstd"
