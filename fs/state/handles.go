@@ -233,7 +233,7 @@ func (h *Handles) Release(fh uint64) {
 		return
 	}
 	if s.flags.Load()&tentative != 0 && state == partial {
-		h.returnBatch(s, 0)
+		h.returnBatch(s)
 	}
 	s.sequence.Store(0)
 	h.free = append(h.free, uint32(fh%MaxHandles))
@@ -318,7 +318,7 @@ func (h *Handles) assignBatch(r ReadRequest) (k uint64, added bool, err error) {
 	if len(ranges) > maxRanges {
 		return 0, false, ErrRanges
 	}
-	h.recordRead(s, r)
+	h.recordRead(s, r, earlier != nil)
 	return s.number.Load(), h.addRange(r, ranges), nil
 }
 
@@ -338,8 +338,9 @@ func (h *Handles) continueBatch(s *slot, r ReadRequest) error {
 	return nil
 }
 
-// recordRead records that r reads the slot's batch, and where a cut read(2) continues.
-func (h *Handles) recordRead(s *slot, r ReadRequest) {
+// recordRead records that r reads the slot's batch, and where a cut read(2) continues. isCounted
+// says whether an earlier worker has counted the request.
+func (h *Handles) recordRead(s *slot, r ReadRequest, isCounted bool) {
 	if r.Cut {
 		s.cutThread.Store(r.Thread)
 		s.cutOffset.Store(uint64(r.end()))
@@ -348,7 +349,7 @@ func (h *Handles) recordRead(s *slot, r ReadRequest) {
 	}
 	s.size.Store(uint64(r.Size))
 	failpoint.Hit("count")
-	if s.lastCounted.Load() != r.ID {
+	if !isCounted && s.lastCounted.Load() != r.ID { // the earlier worker may have died in between
 		s.reads.Add(1)
 		s.lastCounted.Store(r.ID)
 	}
@@ -501,25 +502,28 @@ func (h *Handles) undoRead(r inFlightRead) {
 		s.cutThread.Store(r.Thread)
 		s.cutOffset.Store(uint64(r.Off))
 	}
+	h.forgetAssignment(r.ID &^ Resent)
 	s.lastCounted.Store(0) // the request may be retried with changed tokens
 	if s.reads.Add(^uint64(0)) == 0 {
-		h.returnBatch(s, r.ID&^Resent)
+		h.returnBatch(s)
+	}
+}
+
+// forgetAssignment forgets what was assigned to a request: if it is resent, it is counted again.
+func (h *Handles) forgetAssignment(id uint64) {
+	for i := range h.shared.assignments {
+		h.shared.assignments[i].id.CompareAndSwap(id, 0)
 	}
 }
 
 // returnBatch empties a handle and returns its number to the cursor, unless a later number was
-// taken or a seek moved the cursor. It also forgets the assignments of request id and of
-// s.assignedRequest.
-func (h *Handles) returnBatch(s *slot, id uint64) {
+// taken or a seek moved the cursor. It also forgets the assignment of s.assignedRequest.
+func (h *Handles) returnBatch(s *slot) {
 	q, number, flags := h.sequenceOf(s), s.number.Load(), s.flags.Load()
 	if flags&neverReturn != 0 || q.Cursor.Load() != number+1 {
 		return
 	}
-	for i := range h.shared.assignments {
-		if a := &h.shared.assignments[i]; a.id.Load() == s.assignedRequest.Load() || a.id.Load() == id {
-			a.id.Store(0)
-		}
-	}
+	h.forgetAssignment(s.assignedRequest.Load())
 	// If the worker dies after emptying the handle, a number is lost, but none is taken twice.
 	s.flags.Store(flags &^ hasBatch)
 	failpoint.Hit("back")

@@ -167,6 +167,11 @@ func TestNumbers(t *testing.T) {
 			{id: 1, to: 4, thread: 1}, {id: 2, from: 4, to: 8, thread: 2}, {id: 3, from: 8, thread: 3},
 			{id: 1, to: 4, thread: 1}, {id: 2, from: 4, to: 8, thread: 2}, {id: 3, from: 8, thread: 3},
 		}, 1, 0},
+		// The number is returned once all have failed, even if each was resent after another.
+		"resent reads of threads fail": {[]step{
+			{id: 1, to: 4, thread: 1}, {id: 2, from: 4, to: 8, thread: 2}, {id: 1, to: 4, thread: 1}, {id: 2, from: 4, to: 8, thread: 2},
+			{do: "roll back", id: 1}, {do: "roll back", id: 2}, {fh: 2},
+		}, 1, 0},
 
 		"a seek": {[]step{
 			{}, {fh: 2, to: 6, want: 1}, {do: "seek", want: 100}, {do: "seek", want: 50}, {fh: 2, from: 6, want: 1}, {want: 50}, {want: 51},
