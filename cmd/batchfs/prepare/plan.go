@@ -48,6 +48,10 @@ type settings struct {
 	// Labels says whether rows have labels, with --ids and a plan file. Without a plan file, it is
 	// false, because each run looks at the rows itself.
 	Labels bool `json:"labels,omitempty"`
+	// LaterBytes is units.BytesVersion minus 1, so that a run neither continues that of a build
+	// with other bytes, nor takes its files for its own. With a plan file, it is 0: sidecars have
+	// the version.
+	LaterBytes int `json:"later_bytes,omitempty"`
 }
 
 // newPlan returns the plan for inputs. With --ids, it reads the first row of them.

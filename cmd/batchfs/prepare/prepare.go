@@ -38,6 +38,7 @@ import (
 	"batchfs/cache/blob"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/prepare/input"
+	"batchfs/cmd/batchfs/prepare/units"
 	"batchfs/cmd/batchfs/vocabulary"
 )
 
@@ -276,6 +277,7 @@ func (o *options) makePlan(ctx context.Context, args []string) (*plan, error) {
 	if err := o.settings.resolve(); err != nil {
 		return nil, err
 	}
+	o.settings.LaterBytes = units.BytesVersion - 1
 	e, err := newEncoding(&o.settings, nil)
 	if err != nil {
 		return nil, err

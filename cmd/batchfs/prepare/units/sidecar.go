@@ -66,9 +66,9 @@ type File struct {
 	State
 }
 
-// bytesVersion is the version of the bytes that a plan leads to. It is raised only when they
+// BytesVersion is the version of the bytes that a plan leads to. It is raised only when they
 // change, so that a job that has begun can continue with another build.
-const bytesVersion = 1
+const BytesVersion = 1
 
 // Dir is the directory of the sidecars, in the output directory.
 const Dir = vocabulary.UnitsDir
@@ -81,7 +81,7 @@ func (p *Plan) SidecarName(unit int) string { return sidecarName(unit, p.Digest(
 func (s *Sidecar) Name() string { return sidecarName(s.Unit, s.Digest) }
 
 func sidecarName(unit int, digest string) string {
-	return path.Join(Dir, fmt.Sprintf("%s-%.16s-v%d.json", Name(unit), digest, bytesVersion))
+	return path.Join(Dir, fmt.Sprintf("%s-%.16s-v%d.json", Name(unit), digest, BytesVersion))
 }
 
 var sidecarPattern = regexp.MustCompile(`^` + regexp.QuoteMeta(Dir) + `/(\d{6})-[0-9a-f]{16}-v(\d+)\.json$`)
@@ -115,8 +115,8 @@ func (p *Plan) Done(files map[string]State) (names []string, err error) {
 	unit, _ := strconv.Atoi(match[1])
 	reason := "its inputs, the tokenizer or another option differ"
 	switch {
-	case match[2] != strconv.Itoa(bytesVersion):
-		reason = fmt.Sprintf("it has version %s of the tokens, and this batchfs makes version %d", match[2], bytesVersion)
+	case match[2] != strconv.Itoa(BytesVersion):
+		reason = fmt.Sprintf("it has version %s of the tokens, and this batchfs makes version %d", match[2], BytesVersion)
 	case unit >= len(p.Units):
 		reason = fmt.Sprintf("this plan has only %d units", len(p.Units))
 	}
