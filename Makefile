@@ -82,9 +82,10 @@ export CGO_ENABLED = 0
 # does not use. This tag replaces it. python/wheel.py and test/e2e read it here, so the program that
 # is shipped is the one that is tested.
 BUILD_TAGS = arrow_json_stdlib
-# In a clone of another user, such as a volume of a container, git refuses to work, and go build would
-# fail because it cannot record the commit.
-export GOFLAGS := $(strip $(GOFLAGS) -tags=$(BUILD_TAGS) $(shell git rev-parse HEAD >/dev/null 2>&1 || echo -buildvcs=false))
+# With -trimpath, as in releases, Go compiles a package once for all clones. In a clone of another user,
+# such as a volume of a container, git refuses to work, and go build would fail because it cannot record
+# the commit.
+export GOFLAGS := $(strip $(GOFLAGS) -trimpath -tags=$(BUILD_TAGS) $(shell git rev-parse HEAD >/dev/null 2>&1 || echo -buildvcs=false))
 
 PROGRAM = batchfs
 build:
