@@ -181,6 +181,7 @@ func (c batchContent) read(t *tree, r readRequest) (reply fuse.ReadResult, _ err
 	for attempt := 1; ; attempt++ {
 		part, err := t.locate(r)
 		if err != nil {
+			t.handles.Rollback(r.Unique) // an earlier worker may have taken a number
 			return nil, err
 		}
 		if reply, err = c.getBytes(t, part, timer, r.buf); err == nil {

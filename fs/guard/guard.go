@@ -48,8 +48,8 @@ type FileSystem interface {
 	// Succeeded counts a READ that succeeded and was not abandoned. Its reply is about to be sent.
 	Succeeded(in *fuse.ReadIn, reply fuse.ReadResult)
 
-	// Rollback undoes the side effects of request id, which was abandoned or panicked: a READ of
-	// next returns its batch number.
+	// Rollback undoes the side effects of request id, which was rejected, abandoned or panicked: a
+	// READ of next returns its batch number, which an earlier worker may have taken.
 	Rollback(id uint64)
 
 	// Discard releases the reply of a READ that was abandoned. It is not sent.
@@ -231,6 +231,7 @@ func (g *Guard) handleRequest(
 ) (status fuse.Status) {
 	r, waits, err := g.beginRequest(interrupted, header, cost)
 	if err != nil {
+		g.Rollback(header.Unique)
 		return g.FailRequest(header.Unique, header.NodeId, err)
 	}
 	defer func() {

@@ -481,6 +481,28 @@ func (h *Handles) Rollback(id uint64) {
 	if r, ok := h.inFlight[id]; ok {
 		delete(h.inFlight, id)
 		h.undoRead(r)
+	} else if id&Resent != 0 {
+		h.undoEarlier(id &^ Resent)
+	}
+}
+
+// undoEarlier undoes what an earlier worker did for a request that fails before this worker assigns
+// it a batch: it returns the number that was taken for the request, if no other has read the batch.
+func (h *Handles) undoEarlier(id uint64) {
+	for i := range h.shared.slotsUsed.Load() {
+		s := &h.shared.slots[i]
+		if s.sequence.Load() == 0 || s.flags.Load()&hasBatch == 0 || s.assignedRequest.Load() != id {
+			continue
+		}
+		isCounted := h.findAssignment(id|Resent) != nil || s.lastCounted.Load() == id
+		h.forgetAssignment(id)
+		s.lastCounted.Store(0)
+		if isCounted {
+			s.reads.Add(^uint64(0))
+		}
+		if s.reads.Load() == 0 {
+			h.returnBatch(s)
+		}
 	}
 }
 

@@ -133,6 +133,35 @@ func TestKilledWorkers(t *testing.T) {
 	}
 }
 
+// If a worker dies while it assigns a number, and its successor fails the request without handling
+// it, the number is returned: the next read gets it.
+func TestResentRequestFails(t *testing.T) {
+	const size = 1000
+	file := FileRange{0, size, size}
+	setUp := func() (h *Handles, fh uint64) {
+		h = newTestHandles(t)
+		fh, _ = h.Open(1, 0, false, 2)
+		return h, fh
+	}
+	points := failpointsIn(func() {
+		h, fh := setUp()
+		h.read(fh, 4, file, 0)
+	})
+	for _, point := range append(points, "none") {
+		h, fh := setUp()
+		killAt(point, 1, func() { h.read(fh, 4, file, 0) })
+		h = NewHandles(h.shared)
+		for range 2 { // the second time, it does nothing
+			h.Rollback(4 | Resent)
+		}
+		for want := range uint64(2) {
+			if k, ok := h.read(fh, 6+2*want, file, 0); !ok || k != want {
+				t.Errorf("killed at %s: the read gets %d (%v), want %d", point, k, ok, want)
+			}
+		}
+	}
+}
+
 func TestTooManyHandles(t *testing.T) {
 	h := newTestHandles(t)
 	seen := map[uint64]bool{}

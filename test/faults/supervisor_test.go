@@ -165,8 +165,11 @@ func TestPoisonousRead(t *testing.T) {
 	cmd := exec.Command(e2e.FaultyBatchfs)
 	cmd.Env = append(os.Environ(), "BATCHFS_FAULTS=read:abort:1")
 	m := e2e.MountProgram(t, cmd, "-c", config)
-	e2e.CheckFails(t, "Input/output error", "head", "-c1", m.Path("train/batch/3"))
-	e2e.CheckOutput(t, "6 workers crashed before they could answer it", "cat", m.Path("status.json"))
+	for _, file := range []string{"train/batch/3", "train/next"} {
+		e2e.CheckFails(t, "Input/output error", "head", "-c1", m.Path(file))
+		e2e.CheckOutput(t, "6 workers crashed before they could answer it", "cat", m.Path("status.json"))
+	}
+	e2e.Equal(t, "the cursor after a read that failed", e2e.Run(t, "cat", m.Path("train/cursor")), "0\n")
 }
 
 // After SIGTERM, open files can be read for the grace period, and no other files can be opened.
