@@ -196,8 +196,8 @@ class Writer:
         with self._locked():
             if self._status == "closed":  # another thread was faster
                 return
-            self._check_open()
             try:
+                self._check_open()
                 with self._writing():
                     self._write()
                 if self._shards is None:

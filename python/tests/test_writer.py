@@ -452,6 +452,16 @@ class TestResume(Case):
                     out.add(document(i), **arrays(i))
             self.assertEqual(files(directory), files(self.root / "want"))
 
+    def test_close_after_failure(self) -> None:
+        """A writer that failed releases its directory when it is closed."""
+        out = batchfs.writer(self.data, vocab_size=9)
+        out._due = 0  # pyright: ignore
+        with mock.patch("os.fsync", side_effect=OSError(28, "No space left on device")), self.assertRaises(batchfs.Error):
+            out.add([1])
+        self.refused("an earlier write failed", out.close)
+        with batchfs.writer(self.data, vocab_size=9, resume=True) as again:
+            again.add([2])
+
     def test_files_of_others(self) -> None:
         """Files that appeared while no program was running are not replaced."""
         other, rename = self.data / "train.bin", os.rename

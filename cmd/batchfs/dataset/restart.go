@@ -57,7 +57,8 @@ func (s *Snapshot) ForRestart() (*Snapshot, error) {
 
 // changeSchedule applies the schedule of split, whose sources begin with those of the mount, to
 // the snapshot of the split. It opens the files of further sources only: the others stay as the
-// mount serves them, even if their globs match other files now.
+// mount serves them, even if their globs match other files now. But a vocab.json that rejects files
+// of any source also rejects the restart.
 func (s *Snapshot) changeSchedule(split, old *config.Split, o *Opener) error {
 	data := s.find(split.Name)
 	was, err := data.open(old, o)
@@ -101,6 +102,9 @@ func (data *splitSnapshot) addSources(split *config.Split, was *Dataset, o *Open
 	data.Sources = slices.Clone(data.Sources)
 	for _, arrays := range f.sources[known:] {
 		data.Sources = append(data.Sources, manifestsOf(arrays))
+		for _, a := range arrays {
+			data.Unleased = cmp.Or(data.Unleased, a.Unleased())
+		}
 	}
 	if f.hint.Arrays != nil {
 		arrays := make([][]config.AlignedArray, known) // vocab.json may be newer than the mount

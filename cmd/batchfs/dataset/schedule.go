@@ -17,7 +17,7 @@ func (d *Dataset) checkMaxEpochs() error {
 	usedUp := make([]uint64, len(d.sources)) // row at which each source is used up; 0 if it is not
 	refuse := func(stage, source int) error {
 		return fmt.Errorf("%s: reads source %q, whose max_epochs, %g, are used up at row %d; leave it out of the stage, or raise its max_epochs",
-			d.Split.StagePrefix(stage), d.Split.Sources[source].Name, d.Sequence.MaxEpochs[source], usedUp[source])
+			d.Split.StagePrefix(stage), d.Split.Sources[source].Name, d.Sequence.MaxEpochs[source], usedUp[source]*uint64(d.Sequence.Hosts()))
 	}
 	for i, at := range phases[1:] {
 		for source, rows := range at.Rows {

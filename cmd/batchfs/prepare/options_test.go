@@ -46,13 +46,16 @@ func TestPrepareLists(t *testing.T) {
 		}
 	}
 	for args, want := range map[string]string{
-		"--field m.text":        "line 1: m is a list: to take a text of each element, write m.*.text",
-		"--field s.*":           `line 1: field s.* is not a list but a text`,
-		"--field m.*.other":     `line 1: has no field m.*.other: choose one with --field or --mask; there are [`,
-		"--field m[0].text":     `"]; for the elements of a list, write m.* or, for some of them, m[role=user]`,
-		"--field l[role=a].b":   "line 1: field l[role=a] is not a list of JSON objects",
-		"--mask m[role=a].text": "--mask: must list fields with 0 or 1",
-		"--special":             "--special, --eot-token: byte has no special tokens",
+		"--field m.text":               "line 1: m is a list: to take a text of each element, write m.*.text",
+		"--field s.*":                  `line 1: field s.* is not a list but a text`,
+		"--field m.*.other":            `line 1: has no field m.*.other: choose one with --field or --mask; there are [`,
+		"--field m[0].text":            `"]; for the elements of a list, write m.* or, for some of them, m[role=user]`,
+		"--field l[role=a].b":          "line 1: field l[role=a] is not a list of JSON objects",
+		"--mask m[role=a].text":        "--mask: must list fields with 0 or 1",
+		"--field m[role=a][x=b].text":  "--field: a list can have only one condition",
+		"--mask m[role=a][x=b].text:1": "--mask: a list can have only one condition",
+		"--id m[role=a][x=b].text":     "--id: ",
+		"--special":                    "--special, --eot-token: byte has no special tokens",
 	} {
 		wantError(t, "a.jsonl --by byte --val 0 --out out --force "+args, want)
 	}

@@ -86,6 +86,11 @@ func (s *settings) resolve() error {
 	case s.ID != "" && field.New(s.ID, 0).InList():
 		return fmt.Errorf("--id: must lead to one value in each line or row, and not through a list (got %q)", s.ID)
 	}
+	for _, o := range []struct{ name, path string }{{"--field", s.Field}, {"--ids", s.IDs}, {"--id", s.ID}} {
+		if err := field.CheckConditions(o.path); err != nil {
+			return fmt.Errorf("%s: %w", o.name, err)
+		}
+	}
 	if err := s.resolveIDs(); err != nil {
 		return err
 	}

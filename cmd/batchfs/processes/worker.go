@@ -94,7 +94,12 @@ func runWorker(w *supervise.Worker, version string, isRestart bool) (err error) 
 			w.Shared.SetScheduleGeneration(snapshot.Generation)
 			return check()
 		},
-		OnServing: func() { recordCacheUse(o.Remote.Blocks, &w.Shared.Gauges) },
+		OnServing: func() {
+			if isRestart { // for the first worker, the supervisor does
+				snapshot.WarnUnleased(c, log)
+			}
+			recordCacheUse(o.Remote.Blocks, &w.Shared.Gauges)
+		},
 		Log:       log,
 	})
 }

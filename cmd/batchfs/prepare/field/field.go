@@ -57,6 +57,16 @@ func New(path string, mask byte) Field {
 	return f
 }
 
+// CheckConditions returns an error if a list in a path has more than one condition.
+func CheckConditions(path string) error {
+	for _, s := range New(path, 0).path {
+		if strings.Contains(s.value, "]") {
+			return fmt.Errorf("a list can have only one condition, such as messages[role=user].content (got %q)", path)
+		}
+	}
+	return nil
+}
+
 var conditionPattern = regexp.MustCompile(`\[[^\[\].=]*=[^\]]*\]`)
 
 // splitOutside splits a path, or a list of paths, at each separator that is not in a condition,
@@ -84,6 +94,9 @@ func ParseMask(list string) (fields []Field, err error) {
 		name, mask := part[:colon], part[colon:]
 		if name == "" || mask != ":0" && mask != ":1" {
 			return nil, fmt.Errorf("--mask: must list fields with 0 or 1, such as prompt:0,completion:1 or messages[role=assistant].content:1 (got %q)", list)
+		}
+		if err := CheckConditions(name); err != nil {
+			return nil, fmt.Errorf("--mask: %w", err)
 		}
 		if slices.ContainsFunc(fields, func(f Field) bool { return f.String() == name }) {
 			return nil, fmt.Errorf("--mask: must list each field once (got %s twice in %q)", name, list)
