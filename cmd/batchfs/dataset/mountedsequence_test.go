@@ -186,6 +186,17 @@ func replace(t *testing.T, file, content string) {
 	must(t, os.Rename("new", file))
 }
 
+// The first request of a process checks the files of the snapshot from which the process started.
+func TestFirstRequestChecksFiles(t *testing.T) {
+	t.Chdir(t.TempDir())
+	testfiles.Positions(t, map[string]int{"a.bin": 50})
+	s := onlyMountedSequence(t, testfiles.Small+"[splits.train]\ntokens = 'a.bin'")
+	replace(t, "a.bin", positions(50))
+	if _, err := s.LatestWhole(nil); !errors.Is(err, syscall.ESTALE) {
+		t.Errorf("the file was replaced, and LatestWhole returns the error %v", err)
+	}
+}
+
 // The watcher of an idle split ends. The next request starts another one, which follows changes.
 func TestWatcherRests(t *testing.T) {
 	t.Chdir(t.TempDir())

@@ -46,7 +46,7 @@ type watcher struct {
 	// mu guards the fields below.
 	mu       sync.Mutex
 	started  chan struct{} // closed when awake is set; nil while no goroutine runs
-	lastPass int64         // clock.Now time of the end of the last pass
+	lastPass int64         // clock.Now time of the end of the last pass; 0 before the first
 	waiting  int           // requests waiting for nextPass
 	nextPass chan struct{} // closed at the end of the next pass to begin
 }
@@ -99,7 +99,7 @@ const (
 func newWatcher(d *Dataset, o *Opener, log *slog.Logger, publish func(*Dataset) error) *watcher {
 	w := &watcher{
 		opener: o, log: log, publish: publish,
-		checkNow: make(chan struct{}, 1), nextPass: make(chan struct{}), lastPass: clock.Now(),
+		checkNow: make(chan struct{}, 1), nextPass: make(chan struct{}),
 	}
 	w.view.Store(&view{dataset: d})
 	return w
