@@ -14,7 +14,8 @@ type Version = state.Version
 // same object when token files change, and then has another BatchList. It is safe for concurrent
 // use.
 //
-// A reader gets EIO for an error that wraps none of syscall.ESTALE, ETIMEDOUT and ENODATA.
+// A reader gets EIO for an error that wraps none of syscall.ESTALE, ETIMEDOUT and ENODATA, and the
+// last of these if it wraps several.
 type Sequence interface {
 	// Current returns the BatchList that another method returned last, without any checks.
 	Current() BatchList
@@ -80,7 +81,7 @@ type BatchList interface {
 
 // A Phase is a part of a mixture with fixed weights.
 type Phase struct {
-	Batch   uint64    // the first one with rows of the phase
+	Batch   uint64    // the first one with rows of the phase or a later one
 	Weights []float64 // fraction of rows from each source
 }
 

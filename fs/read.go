@@ -281,7 +281,7 @@ var maxGap = 16 * int64(os.Getpagesize())
 // assignBatch sets the batch of a part of next*: the one that the handle holds, or a new one.
 func (t *tree) assignBatch(part *filePart, r readRequest) (err error) {
 	size := t.size(part.inode, part.list)
-	part.batch, err = t.handles.AssignBatch(state.ReadRequest{
+	part.batch, err = t.handles.AssignBatch(state.NextRead{
 		ID: r.Unique, FH: r.Fh, FileRange: state.FileRange{Off: part.off, Len: part.len, Size: size},
 		// Neither number suffices: Pid is 0 for readers in some other PID namespaces, and LockOwner
 		// is the same for all threads of a process.

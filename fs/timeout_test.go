@@ -35,7 +35,7 @@ func TestTimedOutReadReturnsItsNumber(t *testing.T) {
 	whole := state.FileRange{Off: 0, Len: size, Size: size}
 	for _, first := range []string{"assigned", "timed out"} {
 		tr := newTestTree(t, countingBatches("train", size))
-		read := state.ReadRequest{Batches: MaxBatches, FH: tr.openFile(t, "train/next", 0).fh, ID: id, FileRange: whole}
+		read := state.NextRead{Batches: MaxBatches, FH: tr.openFile(t, "train/next", 0).fh, ID: id, FileRange: whole}
 		if first == "assigned" {
 			if k, err := tr.handles.AssignBatch(read, nil); k != 0 || err != nil {
 				t.Fatal(k, err)

@@ -69,8 +69,8 @@ func newTree(
 	return t, nil
 }
 
-// current returns the current BatchList of a file's split, or nil for files of the whole mount. ok
-// is false if the split is forgotten: see errForgotten.
+// current returns the current BatchList of a file's sequence, or nil for files of the whole mount.
+// ok is false if the sequence is forgotten: see errForgotten.
 func (t *tree) current(i inode) (b BatchList, ok bool) {
 	if s := t.sequences.get(i.sequence()); s != nil {
 		return s.Current(), true
@@ -196,7 +196,7 @@ func (t *tree) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name string
 		return t.lookupSettings(dir, header, name, cancel, out)
 	}
 	i := t.lookup(dir, name)
-	b, ok := t.current(i) // once, because the split may get another BatchList
+	b, ok := t.current(i) // once, because the sequence may get another BatchList
 	if !ok {
 		return t.FailRequest(header.Unique, header.NodeId, errForgotten)
 	}

@@ -25,15 +25,15 @@ const (
 )
 
 // ask returns the batch of a READ of a handle that has 1000 bytes.
-func ask(h *Handles, fh, id, thread uint64, from, to int64, change ...func(r *ReadRequest)) (batch uint64, err error) {
-	r := ReadRequest{FH: fh, ID: id, Thread: thread, Version: 3, Batches: 1000, FileRange: FileRange{from, to - from, 1000}}
+func ask(h *Handles, fh, id, thread uint64, from, to int64, change ...func(r *NextRead)) (batch uint64, err error) {
+	r := NextRead{FH: fh, ID: id, Thread: thread, Version: 3, Batches: 1000, FileRange: FileRange{from, to - from, 1000}}
 	for _, change := range change {
 		change(&r)
 	}
 	return h.AssignBatch(r, nil)
 }
 
-func isCut(r *ReadRequest) { r.Cut = true }
+func isCut(r *NextRead) { r.Cut = true }
 
 // makeMemory returns memory in which as many fields as possible have a value other than zero. A
 // worker that dies in the middle of an assignment writes half of them.
@@ -81,7 +81,7 @@ func makeMemory(t *testing.T) *Shared {
 	s.Sequences[1].RecordBatch(9)
 	s.Sequences[1].ReplyTimes.record(5000)
 
-	read := func(fh, id, thread uint64, from, to int64, change ...func(r *ReadRequest)) {
+	read := func(fh, id, thread uint64, from, to int64, change ...func(r *NextRead)) {
 		t.Helper()
 		_, err := ask(h, fh, id, thread, from, to, change...)
 		noError(t, err)
@@ -226,7 +226,7 @@ func checkHandles(s *Shared, check func(what string, got, want any)) {
 	check("a reader before a READ", readers[4].HasRead(), false)
 
 	h := NewHandles(s)
-	read := func(want string, fh, id, thread uint64, from, to int64, change ...func(r *ReadRequest)) {
+	read := func(want string, fh, id, thread uint64, from, to int64, change ...func(r *NextRead)) {
 		got, err := ask(h, fh, id, thread, from, to, change...)
 		check(fmt.Sprintf("the batch of request %d of handle %#x", id&^Resent, fh), fmt.Sprint(got, err != nil), want+" false")
 		h.Commit(id)

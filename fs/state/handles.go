@@ -21,8 +21,8 @@ type FileRange struct{ Off, Len, Size int64 }
 
 func (r FileRange) end() int64 { return r.Off + r.Len }
 
-// A ReadRequest is a READ of a handle of next.
-type ReadRequest struct {
+// A NextRead is a READ of a handle of next.
+type NextRead struct {
 	ID      uint64  // request id
 	FH      uint64  // handle
 	Thread  uint64  // id of the reader, unique among the threads that share the handle
@@ -47,7 +47,7 @@ type Handles struct {
 
 // An inFlightRead is a READ without a reply.
 type inFlightRead struct {
-	ReadRequest
+	NextRead
 	batch uint64 // batch number
 	// takenFor is the id of the request for which the number was taken. After a seek, a handle can
 	// take the same number again.
@@ -132,20 +132,20 @@ func (h *Handles) slot(fh uint64) *slot { return &h.shared.slots[fh%MaxHandles] 
 func (s *slot) version() Version { return Version(s.flags.Load() >> versionShift) }
 
 // needsNewBatch reports whether a request without an assignment begins another batch.
-func (s *slot) needsNewBatch(state handleState, r ReadRequest) bool {
+func (s *slot) needsNewBatch(state handleState, r NextRead) bool {
 	return s.wouldInterrupt(r) || state == whole && !s.isRepeated(r)
 }
 
 // wouldInterrupt reports whether r begins a batch while another thread is in the middle of a
 // read(2) that the kernel cut.
-func (s *slot) wouldInterrupt(r ReadRequest) bool {
+func (s *slot) wouldInterrupt(r NextRead) bool {
 	return r.Off == 0 && s.cutOffset.Load() != 0 && s.cutThread.Load() != r.Thread
 }
 
 // isRepeated reports whether r reads bytes of a whole batch again. C's stdio does this: it reads a
 // block again after using only a part of it, and it reads the last block first to learn the size
 // of a file.
-func (s *slot) isRepeated(r ReadRequest) bool {
+func (s *slot) isRepeated(r NextRead) bool {
 	off, from, to := uint64(r.Off), s.lastFrom.Load(), s.lastTo.Load()
 	isWithin := from <= off && uint64(r.end()) <= to
 	isLastBlock := off == to && r.PastEnd && s.lastThread.Load() == r.Thread
@@ -278,7 +278,7 @@ var errClosed = fmt.Errorf("the handle was closed (%w)", syscall.ESTALE)
 //
 // The error is ErrOutdated, ErrRanges, ErrShared, EndedError, ESTALE if the handle is closed, or
 // ErrAbandoned if cancel is closed, which must happen before an abandoned request's Rollback.
-func (h *Handles) AssignBatch(r ReadRequest, cancel <-chan struct{}) (k uint64, err error) {
+func (h *Handles) AssignBatch(r NextRead, cancel <-chan struct{}) (k uint64, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	select {
@@ -295,7 +295,7 @@ func (h *Handles) AssignBatch(r ReadRequest, cancel <-chan struct{}) (k uint64, 
 
 // assignBatch does what AssignBatch does, except that it leaves inFlight alone. added is the value
 // of inFlightRead.added.
-func (h *Handles) assignBatch(r ReadRequest) (k uint64, added bool, err error) {
+func (h *Handles) assignBatch(r NextRead) (k uint64, added bool, err error) {
 	s, state := h.slot(r.FH), h.stateOf(r.FH)
 	if state == closed {
 		return 0, false, errClosed
@@ -324,7 +324,7 @@ func (h *Handles) assignBatch(r ReadRequest) (k uint64, added bool, err error) {
 
 // continueBatch lets a request read the batch that the handle holds. If the tokens have changed and
 // the request does not read all delivered bytes again, the error is ErrOutdated.
-func (h *Handles) continueBatch(s *slot, r ReadRequest) error {
+func (h *Handles) continueBatch(s *slot, r NextRead) error {
 	if s.version() == r.Version {
 		return nil
 	}
@@ -340,7 +340,7 @@ func (h *Handles) continueBatch(s *slot, r ReadRequest) error {
 
 // recordRead records that r reads the slot's batch, and where a cut read(2) continues. isCounted
 // says whether an earlier worker has counted the request.
-func (h *Handles) recordRead(s *slot, r ReadRequest, isCounted bool) {
+func (h *Handles) recordRead(s *slot, r NextRead, isCounted bool) {
 	if r.Cut {
 		s.cutThread.Store(r.Thread)
 		s.cutOffset.Store(uint64(r.end()))
@@ -373,7 +373,7 @@ func (h *Handles) findAssignment(id uint64) *assignment {
 // Such a request either continues an unfinished read(2), or was resent, in which case a is its
 // earlier assignment. An unfinished read(2) ends with its last request, or with another request of
 // its thread.
-func (h *Handles) otherAssignment(s *slot, r ReadRequest, a *assignment) (other *assignment, err error) {
+func (h *Handles) otherAssignment(s *slot, r NextRead, a *assignment) (other *assignment, err error) {
 	u, _ := h.findUnfinished(r)
 	switch {
 	case a != nil && a.number.Load() != s.number.Load():
@@ -406,12 +406,12 @@ func (h *Handles) recordAssignment(id, number uint64, version Version) *assignme
 
 // takeNumber assigns the next number to a handle. If the worker dies after it has moved the cursor,
 // NewHandles completes the assignment. The error is ErrShared or EndedError.
-func (h *Handles) takeNumber(s *slot, state handleState, r ReadRequest) error {
+func (h *Handles) takeNumber(s *slot, state handleState, r NextRead) error {
 	if h.sequenceOf(s).Next() >= r.Batches {
 		return EndedError(r.Batches)
 	}
 	if state != empty && s.wouldInterrupt(r) {
-		rest := ReadRequest{FH: r.FH, Thread: s.cutThread.Load(), Version: s.version(), FileRange: FileRange{Off: int64(s.cutOffset.Load())}}
+		rest := NextRead{FH: r.FH, Thread: s.cutThread.Load(), Version: s.version(), FileRange: FileRange{Off: int64(s.cutOffset.Load())}}
 		if err := h.recordUnfinished(rest, s.number.Load()); err != nil {
 			return err
 		}
@@ -512,13 +512,13 @@ func (h *Handles) undoRead(r inFlightRead) {
 	s, state := h.slot(r.FH), h.stateOf(r.FH)
 	holdsOther := s.number.Load() != r.batch || s.assignedRequest.Load() != r.takenFor
 	if holdsOther && r.Off > 0 {
-		h.recordUnfinished(r.ReadRequest, r.batch) // lets the thread retry
+		h.recordUnfinished(r.NextRead, r.batch) // lets the thread retry
 	}
 	if holdsOther || state == closed || state == empty {
 		return
 	}
 	if r.added || r.ID&Resent != 0 { // an earlier worker may have added the range
-		h.removeRange(r.ReadRequest)
+		h.removeRange(r.NextRead)
 	}
 	if s.cutOffset.Load() == 0 || s.cutThread.Load() == r.Thread {
 		s.cutThread.Store(r.Thread)

@@ -25,7 +25,7 @@ func newTestHandles(t testing.TB) *Handles {
 
 // read returns the number assigned to a request of thread 0.
 func (h *Handles) read(fh, id uint64, r FileRange, version Version) (k uint64, ok bool) {
-	k, _, err := h.assignBatch(ReadRequest{Batches: noEnd, FH: fh, ID: id, FileRange: r, Version: version})
+	k, _, err := h.assignBatch(NextRead{Batches: noEnd, FH: fh, ID: id, FileRange: r, Version: version})
 	return k, err == nil
 }
 
@@ -192,7 +192,7 @@ func TestTooManyHandles(t *testing.T) {
 func TestFailureAfterASeekBack(t *testing.T) {
 	h := newTestHandles(t)
 	fh, _ := h.Open(1, 7, false, 2)
-	request := ReadRequest{ID: 4, FH: fh, Thread: 1, FileRange: FileRange{0, 8, 8}, Batches: noEnd}
+	request := NextRead{ID: 4, FH: fh, Thread: 1, FileRange: FileRange{0, 8, 8}, Batches: noEnd}
 	assign := func() uint64 {
 		t.Helper()
 		k, err := h.AssignBatch(request, nil)

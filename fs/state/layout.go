@@ -178,8 +178,8 @@ type SequenceState struct {
 	SequenceCounters
 }
 
-// MaxName is the size of a sequence's name in bytes. A split's name takes at most 100, and settings
-// fewer than 200.
+// MaxName is the size of a sequence's name in bytes. Longer names are rejected: a split's own name
+// takes at most 100, and settings that differ from the split's are rarely longer than 200.
 const MaxName = 344
 
 // An assignment is the batch number of a request. Threads that share a handle can have several

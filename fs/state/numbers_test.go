@@ -12,8 +12,8 @@ type step struct {
 	thread   uint64
 	from, to int64 // parts; to 0 means the end of the file
 	version  Version
-	cut      bool // see ReadRequest
-	pastEnd  bool // see ReadRequest
+	cut      bool // see NextRead
+	pastEnd  bool // see NextRead
 	want     int  // batch number, failed or anyNumber
 }
 
@@ -49,7 +49,7 @@ func (s *stepRunner) run(t *testing.T, i int, st step) {
 	if st.to == 0 {
 		st.to = size / part
 	}
-	r := ReadRequest{
+	r := NextRead{
 		Batches: noEnd,
 		ID:      s.ids, FH: fh, Thread: st.thread, Version: st.version, Cut: st.cut, PastEnd: st.pastEnd,
 		FileRange: FileRange{st.from * part, (st.to - st.from) * part, size},
@@ -209,7 +209,7 @@ func TestTooManyUnfinishedReads(t *testing.T) {
 	for i := range last {
 		s.run(t, i, step{to: 6, cut: true, thread: uint64(i), want: i})
 	}
-	if _, _, err := s.h.assignBatch(ReadRequest{Batches: noEnd, ID: 1 << 20, FH: s.handles[0], Thread: last, FileRange: FileRange{0, 1200, 1200}}); err != ErrShared {
+	if _, _, err := s.h.assignBatch(NextRead{Batches: noEnd, ID: 1 << 20, FH: s.handles[0], Thread: last, FileRange: FileRange{0, 1200, 1200}}); err != ErrShared {
 		t.Error(err)
 	}
 	for i := range last {

@@ -52,7 +52,7 @@ func (h *Handles) setRanges(fh uint64, ranges []byteRange) {
 func (s *slot) forgetRanges() { s.lists[s.currentList.Load()].n.Store(0) }
 
 // withRange appends to merged what the ranges of the handle of r will be once r is delivered.
-func (h *Handles) withRange(merged []byteRange, r ReadRequest) []byteRange {
+func (h *Handles) withRange(merged []byteRange, r NextRead) []byteRange {
 	joined := byteRange{r.Off, r.end()}
 	for _, o := range h.rangesOf(r.FH) {
 		if joined.from <= o.to && o.from <= joined.to {
@@ -68,7 +68,7 @@ func (h *Handles) withRange(merged []byteRange, r ReadRequest) []byteRange {
 
 // addRange records that r is delivered. It reports whether r has a byte that was not delivered
 // before. merged is the result of withRange.
-func (h *Handles) addRange(r ReadRequest, merged []byteRange) (added bool) {
+func (h *Handles) addRange(r NextRead, merged []byteRange) (added bool) {
 	if slices.Equal(merged, h.rangesOf(r.FH)) {
 		return false
 	}
@@ -82,7 +82,7 @@ func (h *Handles) addRange(r ReadRequest, merged []byteRange) (added bool) {
 }
 
 // removeRange records that r is not delivered after all.
-func (h *Handles) removeRange(r ReadRequest) {
+func (h *Handles) removeRange(r NextRead) {
 	left := make([]byteRange, 0, maxInline+1)
 	for _, old := range h.rangesOf(r.FH) {
 		if before := (byteRange{old.from, min(old.to, r.Off)}); before.from < before.to {

@@ -18,7 +18,7 @@ func TestRanges(t *testing.T) {
 	var table [size]bool
 	for step := range 20_000 {
 		from := rand.Int64N(size)
-		r := ReadRequest{Batches: noEnd, FH: fh, FileRange: FileRange{from, 1 + rand.Int64N(min(size-from, 20)), size}}
+		r := NextRead{Batches: noEnd, FH: fh, FileRange: FileRange{from, 1 + rand.Int64N(min(size-from, 20)), size}}
 		isAdded := rand.IntN(2) == 0
 		if isAdded {
 			fresh := slices.Contains(table[r.Off:r.end()], false)
@@ -51,7 +51,7 @@ func TestTooManyRanges(t *testing.T) {
 	fh, _ := h.Open(1, 0, false, 1)
 	const size = 1000
 	for i := range int64(maxRanges + 1) {
-		_, _, err := h.assignBatch(ReadRequest{Batches: noEnd, FH: fh, ID: uint64(i + 2), FileRange: FileRange{2 * i, 1, size}})
+		_, _, err := h.assignBatch(NextRead{Batches: noEnd, FH: fh, ID: uint64(i + 2), FileRange: FileRange{2 * i, 1, size}})
 		if want := i == maxRanges; errors.Is(err, ErrRanges) != want {
 			t.Fatalf("range %d: %v", i, err)
 		}
@@ -70,7 +70,7 @@ func TestTooManyRangesAreNotCounted(t *testing.T) {
 	h := newTestHandles(t)
 	fh, _ := h.Open(1, 0, false, 1)
 	for i := range int64(maxRanges + 3) {
-		r := ReadRequest{Batches: noEnd, FH: fh, ID: uint64(2*i + 2), Thread: 7, Cut: i > maxRanges, FileRange: FileRange{2 * i, 1, 1000}}
+		r := NextRead{Batches: noEnd, FH: fh, ID: uint64(2*i + 2), Thread: 7, Cut: i > maxRanges, FileRange: FileRange{2 * i, 1, 1000}}
 		if _, err := h.AssignBatch(r, nil); errors.Is(err, ErrRanges) != (i >= maxRanges) {
 			t.Fatalf("range %d: %v", i, err)
 		}
@@ -101,7 +101,7 @@ func TestCutReads(t *testing.T) {
 		for len(got) < batches {
 			i := random.IntN(threads)
 			id += 2
-			r := ReadRequest{Batches: noEnd, FH: fh, ID: id, Thread: uint64(i), FileRange: ranges[next[i]], Cut: next[i] < 2}
+			r := NextRead{Batches: noEnd, FH: fh, ID: id, Thread: uint64(i), FileRange: ranges[next[i]], Cut: next[i] < 2}
 			var k uint64
 			var err error
 			ask := func() { k, _, err = h.assignBatch(r) }

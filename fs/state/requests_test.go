@@ -30,3 +30,28 @@ func TestCountOnce(t *testing.T) {
 		t.Error("a request on a new connection was mistaken for one on the previous connection")
 	}
 }
+
+// A resent request is exhausted once MaxResentCrashes workers have crashed since it was first
+// resent, whatever other requests were resent. Workers that were killed do not count.
+func TestRequestIsExhausted(t *testing.T) {
+	s := newTestHandles(t).shared
+	const id = 2 | Resent
+	for worker := range 3 * MaxResentCrashes {
+		if worker%2 > 0 {
+			s.Crashes.Add(1)
+		}
+		for other := uint64(4); other < 2*maxResentRequests; other += 2 {
+			s.EndAttempt(other | Resent)
+			if s.BeginAttempt(other | Resent) {
+				t.Fatalf("worker %d: request %d is exhausted", worker, other)
+			}
+		}
+		if got, want := s.BeginAttempt(id), (worker+1)/2 >= MaxResentCrashes; got != want {
+			t.Errorf("worker %d: exhausted: %v, want %v", worker, got, want)
+		}
+	}
+	s.EndAttempt(id)
+	if s.BeginAttempt(id) || s.BeginAttempt(2) {
+		t.Error("exhausted after its reply")
+	}
+}

@@ -24,7 +24,7 @@ func TestSeekAmongReaders(t *testing.T) {
 		id := uint64(reader*stride+n+1) * 4
 		fh, _ := h.Open(1, 0, false, id)
 		defer h.Release(fh)
-		k, _ := h.AssignBatch(ReadRequest{Batches: noEnd, ID: id + 2, FH: fh, FileRange: FileRange{0, 10, 10}}, nil)
+		k, _ := h.AssignBatch(NextRead{Batches: noEnd, ID: id + 2, FH: fh, FileRange: FileRange{0, 10, 10}}, nil)
 		h.Commit(id + 2)
 		got[reader] = append(got[reader], k)
 		return k
@@ -62,7 +62,7 @@ func TestReadsBeyondTheEnd(t *testing.T) {
 		h.shared.Sequences[1].Seek(batches - 1)
 		for _, fails := range []bool{false, true} {
 			fh, _ := h.Open(1, 0, false, 2)
-			k, err := h.AssignBatch(ReadRequest{Batches: batches, ID: 4, FH: fh, FileRange: FileRange{0, 10, 10}}, nil)
+			k, err := h.AssignBatch(NextRead{Batches: batches, ID: 4, FH: fh, FileRange: FileRange{0, 10, 10}}, nil)
 			switch {
 			case !fails && (err != nil || k != batches-1):
 				t.Errorf("the last of %d batches: %d, %v", batches, k, err)

@@ -26,7 +26,7 @@ var ErrShared = fmt.Errorf("%d threads are in the middle of batches above 1 MiB 
 
 // recordUnfinished records that a read(2) of a batch that the handle no longer holds continues at
 // rest.Off. The error is ErrShared.
-func (h *Handles) recordUnfinished(rest ReadRequest, number uint64) error {
+func (h *Handles) recordUnfinished(rest NextRead, number uint64) error {
 	h.slot(rest.FH).flags.Or(hasUnfinished)
 	own, free := h.findUnfinished(rest)
 	u := own
@@ -47,7 +47,7 @@ func (h *Handles) recordUnfinished(rest ReadRequest, number uint64) error {
 
 // findUnfinished returns the unfinishedRead of the thread that sends r, and a free element. Either
 // can be nil.
-func (h *Handles) findUnfinished(r ReadRequest) (own, free *unfinishedRead) {
+func (h *Handles) findUnfinished(r NextRead) (own, free *unfinishedRead) {
 	if h.slot(r.FH).flags.Load()&hasUnfinished == 0 {
 		return nil, nil
 	}

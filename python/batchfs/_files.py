@@ -139,11 +139,11 @@ class FileReader:
         for root in path.parents:
             try:
                 sequences: dict[str, Any] = json.loads((root / "status.json").read_text())["sequences"]
-                failed = {name: _settings(name.split("/")) for name in sequences if sequences[name]["last_error"]}
+                failed = {name: _setting_set(name.split("/")) for name in sequences if sequences[name]["last_error"]}
             # There is no such file, or it is another program's.
             except (OSError, ValueError, LookupError, TypeError):
                 continue
-            settings = _settings(path.relative_to(root).parts)
+            settings = _setting_set(path.relative_to(root).parts)
             mine = [name for name in failed if failed[name] <= settings]
             return sequences[max(mine, key=lambda name: len(failed[name]))]["last_error"] if mine else ""
         return ""
@@ -189,5 +189,5 @@ def hint(number: int | None) -> str:
     return _HINTS.get(number or 0, "`batchfs doctor` says more")
 
 
-def _settings(parts: Iterable[str]) -> frozenset[str]:
+def _setting_set(parts: Iterable[str]) -> frozenset[str]:
     return frozenset(setting for part in parts for setting in part.split(","))

@@ -83,7 +83,7 @@ class Split(Sequence[Batch[Array]]):
 
         Raises:
             ArgumentError: k is not an integer, or is out of range.
-            ReadError: the batch cannot be read.
+            ReadError: the batch cannot be read, or is beyond the end of the mount's sequence.
         """
         begun = clock()
         k = integer("k", k, 0, MAX_BATCHES - 1)

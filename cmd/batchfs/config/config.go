@@ -301,6 +301,9 @@ func (s *Split) IsSet(key string) bool {
 // ArraysAreSet reports whether the configuration lists the aligned arrays. The list may be empty.
 func (s *Split) ArraysAreSet() bool { return s.IsSet("arrays") || s.IsSet("sources.arrays") }
 
+// SourceCount returns the number of sources. A split that is not a mixture has one.
+func (s *Split) SourceCount() int { return len(s.sources()) }
+
 // VocabSizes returns the vocab_size of each source, or 0 for a source without one. A split that is
 // not a mixture has one source.
 func (s *Split) VocabSizes() (sizes []int64) {

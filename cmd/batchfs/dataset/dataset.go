@@ -33,7 +33,7 @@ import (
 type Dataset struct {
 	Split    *config.Split // TorchState is set if the configuration names a file
 	Sequence *sampler.Sequence
-	Steps    uint64 // batches in batches.bin
+	Steps    uint64 // batches in batches.*
 	Version  uint64 // times the tokens have changed since the mount was made
 
 	openedFiles
@@ -133,7 +133,7 @@ func (o *Opener) openFiles(
 		return nil, f, err
 	}
 	specs = slices.DeleteFunc(specs, func(spec ArraySpec) bool { return spec.Source < len(known) })
-	filesOf := make([]int, len(s.VocabSizes()))
+	filesOf := make([]int, s.SourceCount())
 	for i, arrays := range known {
 		for _, a := range arrays {
 			filesOf[i] += len(a.Files())

@@ -79,7 +79,7 @@ func (s *Snapshot) changeSchedule(split, old *config.Split, o *Opener) error {
 	if err != nil {
 		return err
 	}
-	if err := checkSameArrays(was.Sequence.Batch(), d.Sequence.Batch()); err != nil {
+	if err := checkArraysStay(was.Sequence.Batch(), d.Sequence.Batch()); err != nil {
 		return failure.Config.Wrap(err)
 	}
 	*data = d.snapshot()

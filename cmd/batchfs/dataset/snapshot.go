@@ -204,7 +204,10 @@ func (data *splitSnapshot) open(split *config.Split, o *Opener) (*Dataset, error
 	split = data.Hint.apply(split)
 	withState := *split
 	withState.TorchState = data.TorchState
-	f := openedFiles{make([][]*cache.Array, len(data.Sources)), data.Hint, data.Fingerprint, data.SourceFingerprints}
+	f := openedFiles{
+		sources: make([][]*cache.Array, len(data.Sources)), hint: data.Hint,
+		fingerprint: data.Fingerprint, sourceFingerprints: data.SourceFingerprints,
+	}
 	for i, manifests := range data.Sources {
 		for n, manifest := range manifests {
 			array, err := cache.Reopen(manifest, cacheOptions(split, o, i, n, data.Hint))

@@ -281,7 +281,7 @@ func (w *watcher) reopen(v *view, changes map[localfile.ChangedError]bool, backo
 	old, began := v.dataset, clock.Now()
 	fresh, err := w.opener.open(old.Split, old.sources, &w.reopened)
 	if err == nil {
-		err = cmp.Or(checkSameArrays(old.Sequence.Batch(), fresh.Sequence.Batch()), checkSameEnds(old.mains, fresh.mains))
+		err = cmp.Or(checkArraysStay(old.Sequence.Batch(), fresh.Sequence.Batch()), checkSameEnds(old.mains, fresh.mains))
 	}
 	if err != nil {
 		err = fmt.Errorf("the token files changed, and the new ones cannot be served: %w (%w)", err, syscall.ESTALE)
@@ -354,9 +354,9 @@ func (w *watcher) stalledFor() time.Duration {
 	return time.Duration(clock.Now() - max(lastResponse, w.reopened.lastOpened.Load()))
 }
 
-// checkSameArrays returns an error unless the arrays of two batches have the same names, dtypes and
+// checkArraysStay returns an error unless the arrays of two batches have the same names, dtypes and
 // shapes, because the sizes of open files in the mount must not change.
-func checkSameArrays(old, fresh array.Batch) error {
+func checkArraysStay(old, fresh array.Batch) error {
 	described := func(b array.Batch) (all []string) {
 		for _, a := range b.Arrays {
 			all = append(all, fmt.Sprintf("%s %s %d", a.Name, a.DType, a.Shape))

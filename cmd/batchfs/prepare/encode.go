@@ -279,7 +279,7 @@ func (w *encodeWorker) appendText(out *encodedTokens, t []byte, mask byte, begin
 		}
 		for _, token := range w.scratch {
 			if int64(token) == w.encoding.eot {
-				out.eot.EOTInside++
+				out.eot.EOTTokens++
 			}
 		}
 		w.appendTokens(out, w.scratch, mask)

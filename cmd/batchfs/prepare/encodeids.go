@@ -35,7 +35,7 @@ func (w *encodeWorker) encodeIDs(ch *chunk, in *input.File, at place, line []byt
 	w.appendEnd(out)
 	for i, id := range ids {
 		if int64(id) == w.encoding.eot {
-			out.eot.EOTInside++
+			out.eot.EOTTokens++
 			if i == 0 {
 				out.eot.EOTBegins++
 			}

@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"os"
 	"slices"
-	"strings"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
@@ -296,12 +295,4 @@ func (o *options) printPlan(p *units.Plan, added, before int) error {
 	plan := printable.ShellArg(o.job.plan)
 	o.printLine("next: run tasks, such as all of 0/16 to 15/16: batchfs prepare --task 0/16 --plan %s --out DIR", plan)
 	return o.printLine("then: batchfs prepare --finish --plan %s --out DIR", plan)
-}
-
-// printLeftOut prints which side files were left out.
-func (o *options) printLeftOut(leftOut []string) {
-	if len(leftOut) > 0 {
-		o.printLine("left out because they describe a dataset, or cache what was computed from it: %s; to read such a file, name it in "+
-			"--include", strings.Join(leftOut, ", "))
-	}
 }

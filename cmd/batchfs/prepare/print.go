@@ -209,3 +209,11 @@ func mountOptions(m *vocabulary.Manifest) (options string) {
 	}
 	return options
 }
+
+// printLeftOut prints which side files were left out.
+func (o *options) printLeftOut(leftOut []string) {
+	if len(leftOut) > 0 {
+		o.printLine("left out because they describe a dataset, or cache what was computed from it: %s; to read such a file, name it in "+
+			"--include", strings.Join(leftOut, ", "))
+	}
+}

@@ -290,8 +290,8 @@ func (r *reader) begin(s *input.Stream, pos *position) (leftOut bool, err error)
 }
 
 // fillToCut reads until cut finds a place in the buffer or the input ends. It returns the length of
-// the text before that place. If the buffer is full and has no such place, it returns 0. Unless the
-// input has ended, the buffer has more text than that.
+// the text before that place. If the buffer is full and has no such place, it returns 0. Only if
+// the input has ended or the buffer is full can that be all of the text in the buffer.
 func (r *reader) fillToCut(s *input.Stream, cut func(text []byte) int) (int, error) {
 	for size := chunkSize; ; size *= 2 {
 		if err := r.fill(s, size); err != nil {

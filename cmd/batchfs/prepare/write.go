@@ -123,7 +123,7 @@ func (w *writer) eotCounts() (counts [len(splits)]units.EOTCounts) {
 func idsEOTAt(made [len(splits)]vocabulary.Split, counts [len(splits)]units.EOTCounts) string {
 	begins, ends := true, true
 	for i, split := range made {
-		if counts[i].EOTInside != split.Documents {
+		if counts[i].EOTTokens != split.Documents {
 			return "none"
 		}
 		begins, ends = begins && counts[i].EOTBegins == split.Documents, ends && counts[i].EOTEnds == split.Documents

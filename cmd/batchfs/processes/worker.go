@@ -100,7 +100,7 @@ func runWorker(w *supervise.Worker, version string, isRestart bool) (err error) 
 			}
 			recordCacheUse(o.Remote.Blocks, &w.Shared.Gauges)
 		},
-		Log:       log,
+		Log: log,
 	})
 }
 

@@ -41,23 +41,23 @@ func (s *Sidecar) Total() (tokens, documents int64) {
 
 // EOTCounts counts the end-of-text tokens of a split, and where they are.
 type EOTCounts struct {
-	EOTInside int64 `json:"eot_inside"` // end-of-text tokens inside documents
-	// With --ids, EOTInside counts all of them, because only at the end is it known whether each
-	// document begins or ends with one.
+	// EOTTokens counts those inside documents or, with --ids, all of them, because only at the end
+	// is it known whether each document begins or ends with one.
+	EOTTokens int64 `json:"eot_inside"`
 	EOTBegins int64 `json:"eot_begins,omitempty"` // documents that begin with one
 	EOTEnds   int64 `json:"eot_ends,omitempty"`   // documents that end with one
 }
 
 // Add adds the counts of more documents.
 func (c *EOTCounts) Add(more EOTCounts) {
-	c.EOTInside += more.EOTInside
+	c.EOTTokens += more.EOTTokens
 	c.EOTBegins += more.EOTBegins
 	c.EOTEnds += more.EOTEnds
 }
 
 // Inside returns the number of end-of-text tokens other than those that begin or end documents,
 // whichever are more.
-func (c *EOTCounts) Inside() int64 { return c.EOTInside - max(c.EOTBegins, c.EOTEnds) }
+func (c *EOTCounts) Inside() int64 { return c.EOTTokens - max(c.EOTBegins, c.EOTEnds) }
 
 // A File is a file of a unit, as it was when the task wrote it.
 type File struct {
