@@ -64,6 +64,8 @@ type Cache struct {
 	lastOrder    uint64
 	freeBuffers  [][]byte
 	usedBuffers  int
+	turn         uint64        // turn of the reader that gets the next buffer; nextTurn if none waits
+	nextTurn     uint64        // turn of the next reader that needs a buffer
 	writeQueue   []*cacheBlock // oldest first
 	writing      bool          // whether a goroutine runs write
 	writeBegan   time.Time     // start of the current write

@@ -15,6 +15,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"batchfs/cache/localfile"
 	"batchfs/cache/store"
@@ -30,6 +31,7 @@ type fakeStore struct {
 	fetchesByOffset sync.Map // *atomic.Int64 by offset of the block
 	fail            atomic.Bool
 	gate            chan struct{} // fetches wait until it is closed, unless it is nil
+	latency         time.Duration // how long a fetch takes
 }
 
 func newFakeStore(n int) *fakeStore {
@@ -47,6 +49,7 @@ func (s *fakeStore) fetch(_ context.Context, _ store.Object, off int64, dst []by
 	if s.gate != nil {
 		<-s.gate
 	}
+	time.Sleep(s.latency)
 	if s.fail.Load() {
 		return errStore
 	}
@@ -276,6 +279,52 @@ func TestUnreadBlocksAreNeededAgain(t *testing.T) {
 	s.checkBlock(t, o, 9)
 	if !stream.isActive() {
 		t.Error("the reader has waited for the end of the stream")
+	}
+}
+
+// Readers that wait for memory get it in turn, even if others prefetch.
+func TestReadersTakeTurns(t *testing.T) {
+	const readers, blocksEach = 16, 50
+	for _, ahead := range []int64{0, 4} {
+		s := newFakeStore(readers * blocksEach * blockBytes)
+		s.latency = time.Millisecond
+		o := s.open(t, Options{BlockBytes: blockBytes, Memory: 4 * blockBytes}, io.Discard, "a")
+		var all sync.WaitGroup
+		var reads [readers]atomic.Int64
+		stop := make(chan struct{})
+		for n := range readers {
+			all.Go(func() {
+				for i := int64(0); ; i++ {
+					select {
+					case <-stop:
+						return
+					default:
+					}
+					block := func(i int64) int64 { return int64(n)*blocksEach + i%blocksEach }
+					for a := range ahead {
+						o.prefetch(block(i+a), Demand{})
+					}
+					if err := s.compareBlock(o, block(i)); err != nil {
+						t.Error(err)
+					}
+					reads[n].Add(1)
+				}
+			})
+		}
+		testwait.Until(t, "a reader with 100 reads", func() (any, bool) {
+			var counts []int64
+			for n := range reads {
+				counts = append(counts, reads[n].Load())
+			}
+			return counts, slices.Max(counts) >= 100
+		})
+		for n := range reads {
+			if got := reads[n].Load(); got < 25 {
+				t.Errorf("while a reader read 100 times, another one read %d times, want 25 at least", got)
+			}
+		}
+		close(stop)
+		testwait.End(t, "the readers", all.Wait)
 	}
 }
 

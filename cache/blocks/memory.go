@@ -97,13 +97,24 @@ func (c *Cache) takeBuffer(urgent bool) []byte {
 }
 
 // waitForBuffer returns a buffer for a block that a reader waits for, and whether it had to wait.
+// Readers get buffers in the order in which they call it, and prefetches get none before them.
 func (c *Cache) waitForBuffer() (buffer []byte, waited bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for buffer = c.takeBuffer(true); buffer == nil; buffer = c.takeBuffer(true) {
-		c.wait()
-		waited = true
+	turn := c.nextTurn
+	c.nextTurn++
+	for buffer == nil {
+		if turn == c.turn {
+			buffer = c.takeBuffer(true)
+		}
+		if buffer == nil {
+			c.wait()
+			waited = true
+		}
 	}
+	c.turn++
+	c.changed.Broadcast() // for the reader whose turn it is now
+	c.startPrefetches()
 	return buffer, waited
 }
 

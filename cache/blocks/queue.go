@@ -43,9 +43,10 @@ func (c *Cache) prefetch(k key, d Demand) (room bool) {
 	return true
 }
 
-// startPrefetches starts loading queued blocks while buffers are available. The caller holds mu.
+// startPrefetches starts loading queued blocks while buffers are available and no reader waits for
+// one. The caller holds mu.
 func (c *Cache) startPrefetches() {
-	for c.queuedBlocks > 0 && c.mayPrefetch() {
+	for c.queuedBlocks > 0 && c.turn == c.nextTurn && c.mayPrefetch() {
 		b := c.nearestQueued()
 		if b == nil {
 			return
