@@ -17,8 +17,11 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"batchfs/cache/localfile"
 	"batchfs/cache/store"
+	"batchfs/internal/privatedir"
 	"batchfs/internal/testwait"
 )
 
@@ -279,6 +282,45 @@ func TestUnreadBlocksAreNeededAgain(t *testing.T) {
 	s.checkBlock(t, o, 9)
 	if !stream.isActive() {
 		t.Error("the reader has waited for the end of the stream")
+	}
+}
+
+// A reader gets a buffer even if a write is stuck and all other buffers have blocks that nobody has
+// read.
+func TestUnreadBlocksAndStuckWrite(t *testing.T) {
+	for _, fit := range []int64{2, 4} {
+		s, options := newFakeStore(20*blockBytes), options(t, 20)
+		options.Memory = fit * blockBytes
+		o := s.open(t, options, io.Discard, "a")
+		c := o.cache
+		must(t, os.Mkdir(options.Dir, 0o700))
+		lock, err := os.Open(options.Dir)
+		must(t, err, privatedir.Lock(lock, unix.LOCK_EX))
+		s.checkBlock(t, o, 10)
+		var stream Stream
+		stream.Advance(0)
+		for i := range fit - 1 {
+			o.prefetch(i, Demand{&stream, 0})
+		}
+		testwait.Until(t, "a write and all prefetches", func() (any, bool) {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			loaded := 0
+			for _, b := range c.cached {
+				if b.state == inMemory {
+					loaded++
+				}
+			}
+			return loaded, loaded == int(fit) && c.cached[key{o, 10}].refs == 1
+		})
+		c.mu.Lock()
+		c.cached[key{o, 10}].loadedAt = time.Now().Add(-2 * writeTimeout)
+		c.mu.Unlock()
+		s.checkBlock(t, o, 11)
+		if !stream.isActive() {
+			t.Error("the reader has waited for the end of the stream")
+		}
+		lock.Close()
 	}
 }
 

@@ -67,21 +67,18 @@ func (c *Cache) takeBuffer(urgent bool) []byte {
 	var victim *cacheBlock
 	var rank evictionRank
 	var distance uint64 // number of batches before a stream needs victim
-	unread := 0
 	for _, b := range c.cached {
-		r, d := b.evictionRank()
-		if r == rankUnread && b.state != queued {
-			unread++
-		}
 		if b.state != inMemory || b.refs > 0 {
 			continue
 		}
+		r, d := b.evictionRank()
 		if victim == nil || r < rank || r == rank && (d > distance || d == distance && (b.order < victim.order) != (r == rankWanted)) {
 			victim, rank, distance = b, r, d
 		}
 	}
-	// Blocks that nobody has read can be too many, because a stream may need old ones again.
-	isSpare := rank < rankPending || rank == rankUnread && unread > c.o.maxUnread()
+	// Blocks that nobody has read can be too many, because a stream may need old ones again or a
+	// write is stuck.
+	isSpare := rank < rankPending || rank == rankUnread && c.heldBuffers() > c.o.maxUnread()
 	if victim == nil || !isSpare || !urgent && rank > rankRead {
 		return nil
 	}

@@ -6,8 +6,8 @@ const maxLoading = 32
 // MaxPrefetches returns the maximum number of blocks prefetched at a time.
 func (o Options) MaxPrefetches() int { return min(o.maxUnread(), maxLoading) }
 
-// maxUnread returns how many buffers prefetched blocks may hold before they are read. The rest are
-// for readers that wait.
+// maxUnread returns how many buffers prefetched blocks may hold before they are read, and a block
+// whose write is stuck. The rest are for readers that wait.
 func (o Options) maxUnread() int { return o.MaxBuffers() - max(o.MaxBuffers()/4, 1) }
 
 // Prefetch queues the blocks of r to be fetched, unless they are known to be in the directory, and
@@ -65,16 +65,25 @@ func (c *Cache) startPrefetches() {
 
 // mayPrefetch reports whether the limits allow one more prefetch. The caller holds mu.
 func (c *Cache) mayPrefetch() bool {
-	fetching, unread := 0, 0
+	fetching := 0
 	for _, b := range c.cached {
 		if b.prefetched && b.state == loading {
 			fetching++
 		}
-		if rank, _ := b.evictionRank(); rank == rankUnread && b.state != queued {
-			unread++
+	}
+	return fetching < maxLoading && c.heldBuffers() < c.o.maxUnread()
+}
+
+// heldBuffers returns how many buffers no reader will free: those of blocks that nobody has read,
+// and of a block whose write is stuck. The caller holds mu.
+func (c *Cache) heldBuffers() (n int) {
+	for _, b := range c.cached {
+		rank, _ := b.evictionRank()
+		if rank == rankUnread && b.state != queued || rank == rankOverdue && b.refs > 0 {
+			n++
 		}
 	}
-	return fetching < maxLoading && unread < c.o.maxUnread()
+	return n
 }
 
 // nearestQueued returns the queued block that is needed first, or nil, and drops blocks that are no
