@@ -28,11 +28,10 @@ func (q *Sequence) NumPyExpressions(j, index int) (list []string) {
 	return list
 }
 
-// Find returns the rows of an epoch that hold the token at position pos of a source, sorted by Row;
-// with a torch order, only rows of this rank. It inverts shuffle and sequential. In any other
-// order, it checks every row, and calls progress every 65,536 rows with the number checked and
-// their total; if progress returns false, it stops. Find fails if it cannot read where documents
-// end.
+// Find returns the rows of an epoch that hold the token at position pos of a source, sorted by Row.
+// It inverts shuffle and sequential. In any other order, it checks every row, and calls progress
+// every 65,536 rows with the number checked and their total; if progress returns false, it stops.
+// Find fails if it cannot read where documents end.
 func (q *Sequence) Find(
 	source int, pos int64, epoch uint64, progress func(rows, total int64) bool,
 ) (hits []Hit, err error) {
@@ -67,26 +66,51 @@ func (q *Sequence) Find(
 				hits = append(hits, Hit{globalRow(epoch*r + row), index})
 			}
 		}
-		slices.SortFunc(hits, func(a, b Hit) int { return cmp.Compare(a.Row, b.Row) })
+		sortHits(hits)
 		return hits, nil
 	}
-	_, ownRows := from.order.(*torch)
-	for i := range rows {
-		if i%(1<<16) == 0 && !progress(int64(i), int64(rows)) {
-			return hits, nil
+	// Each rank has a torch generator of its own. They are searched one after the other, because
+	// consecutive draws of one are faster.
+	_, isTorch := from.order.(*torch)
+	generators, b, s, checked := uint64(1), uint64(q.BatchSize), q.Settings, int64(0)
+	if isTorch {
+		generators = uint64(q.World)
+	}
+	for rank := range generators {
+		drawn := from.order
+		if isTorch {
+			drawn = nil
 		}
-		row := globalRow(epoch*r + i)
-		if _, rank, _ := q.BatchOf(row); ownRows && rank != q.Rank {
-			continue
-		}
-		start := from.order.start(epoch*r + i)
-		for _, held := range ranges {
-			if start >= held.from && start < held.to {
-				hits = append(hits, Hit{row, int(held.element - start)})
+		for i := uint64(0); i < rows; i++ {
+			row := epoch*r + i
+			if ahead := (rank + generators - row/b%generators) % generators; ahead > 0 {
+				i += ahead*b - row%b - 1 // to the last row before the next batch of rank
+				continue
+			}
+			if drawn == nil {
+				s.Rank = int(rank)
+				if drawn, err = newTorch(s, from.starts); err != nil {
+					return nil, err
+				}
+			}
+			if checked%(1<<16) == 0 && !progress(checked, int64(rows)) {
+				return hits, nil
+			}
+			checked++
+			start := drawn.start(row)
+			for _, held := range ranges {
+				if start >= held.from && start < held.to {
+					hits = append(hits, Hit{globalRow(row), int(held.element - start)})
+				}
 			}
 		}
 	}
+	sortHits(hits)
 	return hits, nil
+}
+
+func sortHits(hits []Hit) {
+	slices.SortFunc(hits, func(a, b Hit) int { return cmp.Compare(a.Row, b.Row) })
 }
 
 // rowsHolding yields the rows of an epoch that hold an element, in any order, each with the index

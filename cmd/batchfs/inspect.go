@@ -28,10 +28,10 @@ prepare is next to the token file, or --by names the tokenizer, inspect also sho
 beginning of the row's text; --chars sets how much. --json prints the same as the file batch/<k>.json of a
 mount.
 
---find lists the batches of one epoch that contain a given token. TOKEN_INDEX counts
-all tokens of the split, in the order of the files in info.json. This is fast for
-the orders shuffle and sequential. For the other orders, every row of the epoch is
-examined. In a mixture, --epoch counts the epochs of the token's source.
+--find lists the batches of one epoch that contain a given token, those of all ranks.
+TOKEN_INDEX counts all tokens of the split, in the order of the files in info.json. This
+is fast for the orders shuffle and sequential. For the other orders, every row of the
+epoch is examined. In a mixture, --epoch counts the epochs of the token's source.
 
 SPLIT is a split of the configuration, such as train or train/rank=3,world=8, or its
 path in a mount. In a mount, the mount's configuration applies.`,
