@@ -67,8 +67,8 @@ unmount, even if another worker takes over.`,
 			file, err := os.Open(filepath.Join(args[0], "cursor"))
 			switch {
 			case errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.EINVAL):
-				return fmt.Errorf("%s is neither a split in the mount nor a settings directory; see the mount's log for what is wrong "+
-					"with the settings (%w)", args[0], err)
+				return fmt.Errorf("%s is neither a split in the mount nor a settings directory; batchfs why %[1]s explains wrong names and "+
+					"settings (%w)", args[0], err)
 			case errors.Is(err, syscall.EACCES) && os.Geteuid() != m.Owner && !m.AllowOther:
 				return fmt.Errorf("only user %d, who mounted it, may access it, unless it is mounted with mount.allow_other: %w", m.Owner, err)
 			case err != nil:

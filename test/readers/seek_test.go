@@ -59,7 +59,7 @@ func TestSeekRejected(t *testing.T) {
 		{filepath.Join(t.TempDir(), "none/train"), "5", "no batchfs is mounted there"},
 		{m.Dir, "5", "name a split in the mount, such as " + m.Path("train")},
 		{m.Path("train/next"), "5", "is neither a split in the mount nor a settings directory"},
-		{m.Path("train/rank=x"), "5", "is neither a split in the mount nor a settings directory"},
+		{m.Path("train/rank=x"), "5", "is neither a split in the mount nor a settings directory; batchfs why " + m.Path("train/rank=x")},
 		{m.Path("train"), "1099511627776", `batch number: must be a whole number from 0 to 1099511627775 (got "1099511627776")`},
 		{m.Path("train"), "ten", `(got "ten")`},
 	} {
