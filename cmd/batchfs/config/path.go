@@ -30,6 +30,10 @@ func (s *Split) With(settings string) (_ *Split, err error) {
 		n.base, n.path = s, s.Name
 	}
 	n.path += "/" + settings
+	if !strings.Contains(settings, "=") { // perhaps a file, such as train/next
+		return nil, unknownSetting(fmt.Sprintf("%s: %q is not a setting, such as seed=1; name the split as %s, or with settings, of %s", n.path, settings,
+			strings.TrimSuffix(n.path, "/"+settings), strings.Join(pathKeys(), ", ")))
+	}
 	seen := map[string]bool{}
 	for _, setting := range strings.Split(settings, ",") {
 		name, text, _ := strings.Cut(setting, "=")

@@ -149,7 +149,7 @@ func TestPathErrors(t *testing.T) {
 func TestUnknownSettingIsNoFile(t *testing.T) {
 	base := baseSplit(t, "world = 4")
 	for path, key := range map[string]string{
-		"": "", "=": "", ",": "", "=3": "", "rank=3,": "", ",rank=3": "", "rank=1,,seed=1": "", "rnk=3": "rnk", "Rank=3": "Rank",
+		"": "", "next": "", "=": "", ",": "", "=3": "", "rank=3,": "", ",rank=3": "", "rank=1,,seed=1": "", "rnk=3": "rnk", "Rank=3": "Rank",
 		" rank=3": " rank", "ränk=3": "ränk", "\xff=1": "\xff", "a=b": "a", "rank=1,x": "x", "rank=1/rnk=3": "rnk",
 		"token_dtype=uint32": "token_dtype", "torch_state=rng.bin": "torch_state", "tokens=a.bin": "tokens", "join=true": "join",
 	} {
@@ -158,6 +158,10 @@ func TestUnknownSettingIsNoFile(t *testing.T) {
 			"seed, shuffle_block, source, start, steps, world", path, key)
 		if batchTable.find(key) != nil {
 			want = fmt.Sprintf("train/%s: %s cannot be set in a path, but only for a whole mount: --set batch.%[1]s, or batchfs.mount(..., %[2]s=...) in Python", path, key)
+		}
+		if !strings.Contains(path, "=") {
+			want = fmt.Sprintf("train/%s: %q is not a setting, such as seed=1; name the split as train, or with settings, of batch_size, block_size, "+
+				"dtype, layout, local_world, order, rank, seed, shuffle_block, source, start, steps, world", path, path)
 		}
 		if !errors.Is(err, syscall.ENOENT) || fmt.Sprint(err) != want {
 			t.Errorf("%q:\n got %v\nwant %s, and ENOENT", path, err, want)
