@@ -94,7 +94,7 @@ type textContent struct {
 }
 
 var errTextGone = fmt.Errorf("the file has changed since it was opened, "+
-	"and the process that held the old text is gone: open it again (%w)", syscall.ESTALE)
+	"and the old text is gone: open it again (%w)", syscall.ESTALE)
 
 func (c textContent) read(t *tree, r readRequest) (fuse.ReadResult, error) {
 	text, err := c.textOf(t, r)

@@ -274,7 +274,8 @@ var errClosed = fmt.Errorf("the handle was closed (%w)", syscall.ESTALE)
 //
 // Bytes count as delivered when they are requested, because the next request may arrive before the
 // reply is sent. All requests into which the kernel cuts a read(2) get the same batch, whatever
-// other threads read from the handle in the meantime.
+// other threads read from the handle in the meantime, provided that each of them reads its batch
+// with a single read(2).
 //
 // The error is ErrOutdated, ErrRanges, ErrShared, EndedError, ESTALE if the handle is closed, or
 // ErrAbandoned if cancel is closed, which must happen before an abandoned request's Rollback.

@@ -59,26 +59,24 @@ type openedFiles struct {
 	sourceFingerprints []string // fingerprint of each source; nil unless the split is scheduled
 }
 
-// A FileCounter counts files that are opened for a mount, and knows when the last one was. It is
-// safe for concurrent use.
+// A FileCounter counts files that are opened, and knows when the last one was. It is safe for
+// concurrent use.
 type FileCounter struct {
 	Opened     atomic.Int64
 	Total      atomic.Int64 // files of the splits that Open has begun to open
 	lastOpened atomic.Int64 // clock.Now time of the last opening
 }
 
-func (p *FileCounter) countOpened() {
-	p.Opened.Add(1)
-	p.lastOpened.Store(clock.Now())
+func (c *FileCounter) countOpened() {
+	c.Opened.Add(1)
+	c.lastOpened.Store(clock.Now())
 }
 
-// Open opens all splits; see [Opener.OpenSplit]. If p is not nil, they are opened for a mount: Open
-// counts the files in p, and returns an error if a process has a file open for writing (see
-// [blob.CheckNoWriters]).
-func (o *Opener) Open(p *FileCounter) ([]*Dataset, error) {
+// Open opens all splits; see [Opener.OpenSplit]. If counter is not nil, it counts their files.
+func (o *Opener) Open(counter *FileCounter) ([]*Dataset, error) {
 	var all []*Dataset
 	for _, s := range o.Config.Splits {
-		d, err := o.open(s, nil, p)
+		d, err := o.open(s, nil, counter)
 		if err != nil {
 			return nil, err
 		}
@@ -113,9 +111,9 @@ func openPath(c *config.Config, path string, open func(*config.Split) (*Dataset,
 func (o *Opener) OpenSplit(s *config.Split) (*Dataset, error) { return o.open(s, nil, nil) }
 
 // open opens a split. If its files have changed, previous holds the arrays of the old ones;
-// otherwise it is nil. p is nil unless the split is opened for a mount.
-func (o *Opener) open(s *config.Split, previous [][]*cache.Array, p *FileCounter) (*Dataset, error) {
-	s, f, err := o.openFiles(s, nil, previous, p)
+// otherwise it is nil. counter may be nil.
+func (o *Opener) open(s *config.Split, previous [][]*cache.Array, counter *FileCounter) (*Dataset, error) {
+	s, f, err := o.openFiles(s, nil, previous, counter)
 	if err != nil {
 		return nil, err
 	}
@@ -126,7 +124,7 @@ func (o *Opener) open(s *config.Split, previous [][]*cache.Array, p *FileCounter
 // arrays of the first sources, if they are open already. Of their files, openFiles only reads new
 // samples, because the fingerprint samples less of each file the more there are.
 func (o *Opener) openFiles(
-	s *config.Split, known, previous [][]*cache.Array, p *FileCounter,
+	s *config.Split, known, previous [][]*cache.Array, counter *FileCounter,
 ) (_ *config.Split, f openedFiles, err error) {
 	s, specs, h, err := o.resolveArrays(s, previous)
 	if err != nil {
@@ -141,8 +139,8 @@ func (o *Opener) openFiles(
 	}
 	for _, spec := range specs {
 		filesOf[spec.Source] += len(spec.Files)
-		if p != nil {
-			p.Total.Add(int64(len(spec.Files)))
+		if counter != nil {
+			counter.Total.Add(int64(len(spec.Files)))
 		}
 	}
 	sums := newFingerprints(s, filesOf)
@@ -162,7 +160,7 @@ func (o *Opener) openFiles(
 		}
 		spec.Options.Fingerprint = sums.with(spec.Source)
 		arrays := sources[spec.Source]
-		a, err := openArray(spec, len(arrays), old, p)
+		a, err := o.openArray(spec, len(arrays), old, counter)
 		if spec.Name != "" && h.Arrays != nil {
 			if err == nil {
 				err = checkAligned(arrays[0], a)
@@ -212,13 +210,14 @@ func (f *fingerprints) with(source int) *cache.Fingerprint {
 }
 
 // openArray opens array n of a source. If the files of the split have changed, previous has the
-// arrays of the source before that; otherwise, it is nil. For p, see open.
-func openArray(spec ArraySpec, n int, previous []*cache.Array, p *FileCounter) (*cache.Array, error) {
+// arrays of the source before that; otherwise, it is nil. counter may be nil.
+func (o *Opener) openArray(spec ArraySpec, n int, previous []*cache.Array, counter *FileCounter) (*cache.Array, error) {
 	if n < len(previous) {
 		spec.Options.Previous = previous[n]
 	}
-	if p != nil {
-		spec.Options.CheckNoWriters, spec.Options.Opened = previous == nil, p.countOpened
+	spec.Options.CheckNoWriters = o.CheckWriters && previous == nil
+	if counter != nil {
+		spec.Options.Opened = counter.countOpened
 	}
 	return cache.Open(spec.Files, spec.Options)
 }

@@ -18,6 +18,10 @@ type Opener struct {
 	Remote *blob.Remote // must not change after the first object is opened
 	Tables *sampler.Tables
 
+	// CheckWriters makes it an error if a process has a file open for writing when the file is
+	// opened for the first time: see [blob.CheckNoWriters].
+	CheckWriters bool
+
 	maps *counts.Maps // see localfile.Options; nil unless the opener is for a mount
 	log  *slog.Logger // likewise
 }

@@ -48,7 +48,9 @@ func (s *Snapshot) ForRestart() (*Snapshot, error) {
 	fresh.Splits = slices.Clone(s.Splits)
 	for split, oldSplit := range newConfig.Rescheduled(old) {
 		fresh.Generation = s.Generation + 1
-		if err := fresh.changeSchedule(split, oldSplit, NewOpener(newConfig)); err != nil {
+		o := NewOpener(newConfig)
+		o.CheckWriters = true
+		if err := fresh.changeSchedule(split, oldSplit, o); err != nil {
 			return nil, failure.Data.Wrap(err)
 		}
 	}
@@ -57,8 +59,8 @@ func (s *Snapshot) ForRestart() (*Snapshot, error) {
 
 // changeSchedule applies the schedule of split, whose sources begin with those of the mount, to
 // the snapshot of the split. It opens the files of further sources only: the others stay as the
-// mount serves them, even if their globs match other files now. But a vocab.json that rejects files
-// of any source also rejects the restart.
+// mount serves them, even if their globs match other files now. But if there are further sources, a
+// vocab.json that rejects files of any source also rejects the restart.
 func (s *Snapshot) changeSchedule(split, old *config.Split, o *Opener) error {
 	data := s.find(split.Name)
 	was, err := data.open(old, o)
@@ -89,8 +91,7 @@ func (s *Snapshot) changeSchedule(split, old *config.Split, o *Opener) error {
 // addSources adds the sources of split that data, the snapshot of was, lacks. It returns an error
 // if a file of the other sources has changed, because the fingerprint covers those, too.
 func (data *splitSnapshot) addSources(split *config.Split, was *Dataset, o *Opener) error {
-	forMount := new(FileCounter)
-	_, f, err := o.openFiles(split, was.sources, nil, forMount)
+	_, f, err := o.openFiles(split, was.sources, nil, nil)
 	if change, ok := errors.AsType[*localfile.ChangedError](err); ok && was.Split.OnChange == "follow" {
 		return fmt.Errorf("splits.%s: %s has changed (%s), and the mount does not serve the new file yet: read a batch of the split, "+
 			"and run batchfs restart again when the log says that the new files are served", split.Name, change.Path, change.How)

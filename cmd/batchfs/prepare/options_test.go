@@ -50,6 +50,7 @@ func TestPrepareLists(t *testing.T) {
 		"--field s.*":                  `line 1: field s.* is not a list but a text`,
 		"--field m.*.other":            `line 1: has no field m.*.other: choose one with --field or --mask; there are [`,
 		"--field m[0].text":            `"]; for the elements of a list, write m.* or, for some of them, m[role=user]`,
+		"--field m[role=user].none":    `there are ["role" "text"]; to leave`,
 		"--field l[role=a].b":          "line 1: field l[role=a] is not a list of JSON objects",
 		"--mask m[role=a].text":        "--mask: must list fields with 0 or 1",
 		"--field m[role=a][x=b].text":  "--field: a list can have only one condition",

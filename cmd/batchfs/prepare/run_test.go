@@ -298,6 +298,19 @@ func TestPrepareGoesOnOnlyWithTheSame(t *testing.T) {
 	wantError(t, "a.jsonl --force"+args, "out/.prepare: another batchfs prepare or batchfs.writer is running there")
 }
 
+// A run that may not replace files leaves alone those of a run that was killed while it moved them,
+// which has no checkpoint if its text came from a pipe.
+func TestPrepareKeepsUnmovedFiles(t *testing.T) {
+	testfiles.WriteHere(t, map[string]string{"a.jsonl": lines(someDocuments(20, 100)), "b.jsonl": lines(someDocuments(10, 100))})
+	prepared(t, "a.jsonl --by byte --out out")
+	testfiles.NoError(t, os.Mkdir("out/.prepare", 0o700))
+	testfiles.NoError(t, os.Rename("out/train.bin", "out/.prepare/train.bin"))
+	wantError(t, "b.jsonl --by byte --out out", "already exists")
+	if _, err := os.Stat("out/.prepare/train.bin"); err != nil {
+		t.Error(err)
+	}
+}
+
 // A run is complete only if all of its files are there.
 func TestPrepareMissesFiles(t *testing.T) {
 	testfiles.WriteHere(t, map[string]string{"a.jsonl": lines(someDocuments(20, 100))})

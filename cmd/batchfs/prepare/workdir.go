@@ -23,6 +23,7 @@ type workDir struct {
 	out           *os.Root // the directory DIR
 	dir           *os.Root // the directory DIR/.prepare
 	lock          *os.File // descriptor of DIR/.prepare that holds the lock
+	isOwn         bool     // whether this run has made all files, or takes them over
 	hasCheckpoint bool     // whether another run can continue this one
 	isKept        bool     // see keepFiles
 }
@@ -137,11 +138,14 @@ func (w *workDir) keepFiles(err error) error {
 	return fmt.Errorf("%w; the complete files are in %s: move them away before you write to the same DIR again", err, w.dir.Name())
 }
 
-// close removes the working directory unless it has a checkpoint or is kept.
+// close removes the working directory unless it has a checkpoint, is kept, or has files of a run
+// that was killed and that this one does not replace.
 func (w *workDir) close() {
 	if !w.hasCheckpoint && !w.isKept {
-		w.clear()
-		w.out.Remove(workDirName)
+		if w.isOwn {
+			w.clear()
+		}
+		w.out.Remove(workDirName) // fails if it is not empty
 	}
 	w.lock.Close()
 	w.dir.Close()
@@ -175,7 +179,7 @@ func removePublished(out string) {
 	}
 	s, err := w.load()
 	names, namesErr := w.finalNames()
-	w.hasCheckpoint = err != nil || namesErr != nil || len(names) > 0 || s != nil && !s.Complete
+	w.isOwn, w.hasCheckpoint = true, err != nil || namesErr != nil || len(names) > 0 || s != nil && !s.Complete
 	w.close()
 }
 
@@ -324,6 +328,7 @@ func (o *options) startCheckpoint(w *workDir, p *plan) (*checkpoint, error) {
 				err = saved.checkShards(w)
 			}
 			if err == nil {
+				w.isOwn = true
 				return saved, nil
 			}
 		}
@@ -334,7 +339,7 @@ func (o *options) startCheckpoint(w *workDir, p *plan) (*checkpoint, error) {
 	if _, err := o.staleFiles(p); err != nil {
 		return nil, err
 	}
-	w.hasCheckpoint = false
+	w.isOwn, w.hasCheckpoint = true, false
 	return begin, w.clear()
 }
 

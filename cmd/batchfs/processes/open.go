@@ -137,7 +137,7 @@ func openCommand() *cobra.Command {
 }
 
 // open reads the configuration, opens and checks all splits, and returns the last message.
-func (f *MountFlags) open(args []string, p *dataset.FileCounter) (*openMessage, error) {
+func (f *MountFlags) open(args []string, counter *dataset.FileCounter) (*openMessage, error) {
 	raw, c, err := f.readConfig(args)
 	if err != nil {
 		return nil, err
@@ -152,7 +152,9 @@ func (f *MountFlags) open(args []string, p *dataset.FileCounter) (*openMessage, 
 	if err != nil {
 		return nil, err
 	}
-	splits, err := openAndTryRead(dataset.NewOpener(c), p)
+	opener := dataset.NewOpener(c)
+	opener.CheckWriters = true
+	splits, err := openAndTryRead(opener, counter)
 	if err != nil {
 		return nil, failure.Data.Wrap(err)
 	}
@@ -195,8 +197,8 @@ func (f *MountFlags) logPath(mountpoint string) (string, error) {
 	return "", nil
 }
 
-func openAndTryRead(o *dataset.Opener, p *dataset.FileCounter) ([]*dataset.Dataset, error) {
-	splits, err := o.Open(p)
+func openAndTryRead(o *dataset.Opener, counter *dataset.FileCounter) ([]*dataset.Dataset, error) {
+	splits, err := o.Open(counter)
 	if err != nil {
 		return nil, err
 	}

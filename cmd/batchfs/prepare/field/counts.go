@@ -28,19 +28,26 @@ func (c *Counts) AddAll(more *Counts) {
 // A Tally counts by name. Its values are pointers so that counting allocates nothing.
 type Tally map[string]*int64
 
-// Add adds n. A tally has at most 1,000 names, because texts may contain any number of them.
+// others is the name under which a Tally counts all names beyond the first maxNames.
+const (
+	others   = "others"
+	maxNames = 1000
+)
+
+// Add adds n. A tally has few names, because texts may contain any number of them.
 func (t *Tally) Add(name string, n int64) {
 	if *t == nil {
 		*t = Tally{}
 	}
+	if (*t)[name] == nil && len(*t) >= maxNames {
+		name = others
+	}
 	count := (*t)[name]
-	if count == nil && len(*t) < 1000 {
+	if count == nil {
 		count = new(int64)
 		(*t)[strings.Clone(name)] = count
 	}
-	if count != nil {
-		*count += n
-	}
+	*count += n
 }
 
 // AddAll adds another tally.

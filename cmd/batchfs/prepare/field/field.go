@@ -213,7 +213,8 @@ func (f Field) follow(value jsontext.Value, depth int, other func([]byte, jsonte
 		var names []string
 		member(value, f.path[depth].name, func(name []byte, _ jsontext.Value) { names = append(names, string(name)) })
 		hint := ""
-		if list, _, ok := strings.Cut(f.path[depth].prefix, "["); ok && list != "" {
+		if _, index, ok := strings.Cut(f.path[depth].name, "["); ok { // such as list[0]
+			list := strings.TrimSuffix(f.path[depth].prefix, "["+index)
 			hint = fmt.Sprintf("; for the elements of a list, write %s.* or, for some of them, %[1]s[role=user]", list)
 		}
 		err = Unusable("has no field "+f.path[depth].prefix, fmt.Sprintf(": choose one with %s; there are %q%s", f.Options, names[:min(20, len(names))], hint))
