@@ -207,9 +207,9 @@ class Steps(StepIterator, Iterator[tuple[int, Batch[Array]]]):
 
     def __next__(self) -> tuple[int, Batch[Array]]:
         begun = clock()
-        lock = self.lock
-        lock.acquire()  # a with statement takes 0.1 microseconds longer
-        try:
+        # Calling acquire takes 0.1 microseconds less, but a signal handler may raise an exception
+        # between acquire and try, and the lock would never be released.
+        with self.lock:
             k = self.step + self.worker
             if k >= self._limit:
                 k = self._at_limit(k)
@@ -219,5 +219,3 @@ class Steps(StepIterator, Iterator[tuple[int, Batch[Array]]]):
             self.step += self.workers
             self.counter.add(k, begun, memory)
             return k, batch
-        finally:
-            lock.release()

@@ -876,6 +876,37 @@ class TestProcesses(Case):
             # Steps register with it only if it is there.
             importlib.import_module("torch.utils.data")
 
+    def test_exceptions_of_signal_handlers(self) -> None:
+        """One may come after any call: the next batch is then read as if it had not."""
+        whole = self.m.split("train")
+        for train in self.both("train"):
+            steps = train.steps()
+            for limit in itertools.count():
+                calls = 0
+
+                def interrupt(_frame: Any, event: str, function: Any, limit: int = limit) -> None:
+                    nonlocal calls
+                    # Python calls no handlers after these two.
+                    if event == "c_return" and function.__name__ not in ("__enter__", "__exit__"):
+                        calls += 1
+                        if calls > limit:
+                            raise KeyboardInterrupt
+
+                sys.setprofile(interrupt)
+                try:
+                    next(steps)
+                except KeyboardInterrupt:
+                    pass
+                finally:
+                    sys.setprofile(None)
+                self.assertFalse(steps.lock.locked(), f"call {calls}")
+                step = steps.step
+                k, batch = next(steps)
+                self.assertEqual(k, step)
+                self.assertTrue(same(batch, whole.read(k)))
+                if calls <= limit:
+                    break
+
     def test_threads_share_steps(self) -> None:
         n = 4000
         want = [*self.m.split("train", order="shuffle").steps(0, n)]
