@@ -28,6 +28,8 @@ class BatchTrainer(SFTTrainer):
     def get_train_dataloader(self):
         batches = train.torch(self.args.device)
         batches.load_state_dict(self.state.stateful_callbacks["Progress"]["attributes"]["batches"])
+        # Earlier steps may have had another batch_size, accumulation or number of ranks.
+        Progress.first = batches.step - self.state.global_step * self.args.gradient_accumulation_steps
         for _, batch in batches:
             # The rows become one, because the model uses positions to separate documents only if
             # the batch has a single row. It shifts labels itself, but y is already shifted.
@@ -38,9 +40,10 @@ class BatchTrainer(SFTTrainer):
 
 class Progress(TrainerCallback, ExportableState):  # a checkpoint holds its state
     batches = train.steps().state_dict()
+    first = 0  # the number that the batch of step 0 would have with the current settings
 
     def on_step_end(self, args, state, control, **_):  # Trainer fetches batches in advance
-        self.batches = train.steps(state.global_step * args.gradient_accumulation_steps).state_dict()
+        self.batches = train.steps(self.first + state.global_step * args.gradient_accumulation_steps).state_dict()
 
     def state(self):
         return {"args": {}, "attributes": {"batches": self.batches}}

@@ -16,6 +16,7 @@ import batchfs
 
 class Batches(L.LightningDataModule):
     state = None
+    first = 0  # the number that the batch of step 0 would have with the current settings
 
     def setup(self, stage):
         t = self.trainer
@@ -27,13 +28,15 @@ class Batches(L.LightningDataModule):
         batches = self.train.torch(self.trainer.strategy.root_device)
         if self.state:
             batches.load_state_dict(self.state)
+        # Earlier steps may have had another batch_size, accumulation or number of devices.
+        self.first = batches.step - self.trainer.global_step * self.trainer.accumulate_grad_batches
         for _, batch in batches:
             yield batch
 
     # Lightning fetches a batch in advance, so the state of these batches would be one batch ahead.
     # global_step is right.
     def state_dict(self):
-        return self.train.steps(self.trainer.global_step * self.trainer.accumulate_grad_batches).state_dict()
+        return self.train.steps(self.first + self.trainer.global_step * self.trainer.accumulate_grad_batches).state_dict()
 
     def load_state_dict(self, state):
         self.state = state

@@ -21,15 +21,18 @@ class BatchTrainer(Trainer):
     def get_train_dataloader(self):
         batches = train.torch(self.args.device)
         batches.load_state_dict(self.state.stateful_callbacks["Progress"]["attributes"]["batches"])
+        # Earlier steps may have had another batch_size, accumulation or number of ranks.
+        Progress.first = batches.step - self.state.global_step * self.args.gradient_accumulation_steps
         for _, batch in batches:
             yield {"input_ids": batch.x, "labels": batch.x}  # x as labels: the model shifts them
 
 
 class Progress(TrainerCallback, ExportableState):  # a checkpoint holds its state
     batches = train.steps().state_dict()
+    first = 0  # the number that the batch of step 0 would have with the current settings
 
     def on_step_end(self, args, state, control, **_):  # Trainer fetches batches in advance
-        self.batches = train.steps(state.global_step * args.gradient_accumulation_steps).state_dict()
+        self.batches = train.steps(self.first + state.global_step * args.gradient_accumulation_steps).state_dict()
 
     def state(self):
         return {"args": {}, "attributes": {"batches": self.batches}}

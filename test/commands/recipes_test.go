@@ -24,6 +24,7 @@ type recipe struct {
 	settings   []string // flags of that mount
 	prompts    bool     // whether the tokens are prompts and completions
 	check      string   // appended code that checks the results
+	checkRow   string   // code that checks the row after 60 steps, and one of twice as many rows
 }
 
 var (
@@ -33,16 +34,18 @@ var (
 	recipes = []recipe{
 		{file: "train_torch.py"},
 		{file: "train_torchrun.py", runner: torchrun, readsMount: true},
-		{file: "train_transformers.py", readsMount: true},
-		{file: "train_lightning.py", readsMount: true},
+		{file: "train_transformers.py", readsMount: true, checkRow: progress + "== 60 * 2 * 4 + 2 * 8"},
+		{file: "train_lightning.py", readsMount: true, checkRow: `assert trainer.datamodule.state_dict()["row"] == 60 * 12 + 24`},
 		{file: "train_dcp.py", runner: torchrun, readsMount: true},
 		{file: "train_jax.py"},
 		{file: "finetune_transformers.py", prompts: true, check: checkDocuments},
-		{file: "finetune_trl.py", prompts: true, check: checkTRL},
+		{file: "finetune_trl.py", prompts: true, check: checkTRL, checkRow: progress + "== 60 * 4 + 8"},
 		{file: "nanogpt.py", runner: []string{"clients/nanogpt_train.py"}},
 		{file: "torchtitan_batchfs.py", runner: slices.Concat(torchrun, []string{"clients/torchtitan_cpu.py"}), readsMount: true, settings: packed, prompts: true},
 	}
 )
+
+const progress = `assert [c for c in trainer.callback_handler.callbacks if isinstance(c, Progress)][0].batches["row"] `
 
 // checkDocuments checks that each document of the last batch has the same logits as it has alone,
 // and that the loss covers only completions.
@@ -108,6 +111,11 @@ func TestRecipes(t *testing.T) {
 				if killed[step] == "" && resumed[step] == "" {
 					t.Errorf("step %s is missing in the run that was killed", step)
 				}
+			}
+			if r.checkRow != "" {
+				text := strings.Replace(string(e2e.Content(t, "../examples/"+r.file)), "max_steps=60", "max_steps=61", 1)
+				text = strings.NewReplacer("batch_size=4", "batch_size=8", "batch_size=12", "batch_size=24").Replace(text)
+				r.train(t, e2e.Write(t, interrupted, text+r.checkRow), "", args...)
 			}
 		})
 	}
