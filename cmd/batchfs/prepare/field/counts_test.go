@@ -1,4 +1,9 @@
+package field
 
+import (
+	"fmt"
+	"testing"
+)
 
 // A tally counts everything, however many names there are.
 func TestTallyOfManyNames(t *testing.T) {
