@@ -52,7 +52,7 @@ type kindEntry struct {
 	name    string
 	content content
 
-	// Each of these is a copy of content if content has its type, and otherwise the zero value.
+	// In byKind, each of these is a copy of content if content has its type.
 	batches batchContent
 	text    textContent
 	// isUnlisted is set for files that are too large to copy or search.

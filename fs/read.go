@@ -116,7 +116,7 @@ type batchContent struct {
 	format   header.Format
 
 	// oneArray is true if a file shows a single array of its batches, whose index is in the inode.
-	// Otherwise, it shows the main arrays or, with countInInode, all of them.
+	// Otherwise, it shows the main arrays or, with countInInode or as safetensors, all of them.
 	oneArray bool
 }
 

@@ -398,8 +398,9 @@ func (t *tree) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) 
 	return fuse.OK
 }
 
-// cost returns the cost of a request that reads no batch. Like the methods that guard calls to
-// learn what a request costs, it creates no Sequence, because the request is not admitted yet.
+// cost returns the cost of a request, apart from the batches that it reads. Like the methods that
+// guard calls to learn what a request costs, it creates no Sequence, because the request is not
+// admitted yet.
 func (t *tree) cost(i inode, checksFiles bool) guard.Cost {
 	c := guard.Cost{Split: t.sequences.splitOf(i.sequence())}
 	if checksFiles {

@@ -87,7 +87,7 @@ var catFormats = []string{"raw", "npy", "safetensors", "info"}
 
 // cat writes count batches, beginning with number from, which it gets from read. A count of 0 means
 // all further batches, which a .npy file cannot hold.
-func cat(out io.Writer, b *dataset.BatchList, read readFunc, format header.Format, from, count uint64) error {
+func cat(out io.Writer, b *dataset.FileBatches, read readFunc, format header.Format, from, count uint64) error {
 	if err := b.CheckEnd(from + max(count, 1) - 1); err != nil {
 		return err
 	}

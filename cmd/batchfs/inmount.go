@@ -42,20 +42,20 @@ func openSplit(flags *config.Flags, path string) (d *dataset.Dataset, in *splitM
 // openRecorded opens a split like openSplit, for a command that computes batches in its own
 // process. If the split is in a mount, read records there which rows were read, and fails once
 // batchfs restart has changed the schedule. The caller must call close after the last read.
-func openRecorded(flags *config.Flags, path string) (b *dataset.BatchList, read readFunc, close func(), err error) {
+func openRecorded(flags *config.Flags, path string) (b *dataset.FileBatches, read readFunc, close func(), err error) {
 	d, in, err := openSplit(flags, path)
 	if err != nil {
 		return nil, nil, nil, err
 	}
 	if in == nil {
-		b = d.BatchList(nil)
+		b = d.FileBatches(nil)
 		return b, b.Read, func() {}, nil
 	}
 	shared, err := in.State()
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	b = d.BatchList(shared)
+	b = d.FileBatches(shared)
 	return b, func(dst []byte, k uint64, off int64) error {
 		err := b.Read(dst, k, off)
 		if !keepsSchedule(in.snapshot.Generation, shared.ScheduleGeneration, in.generation) {

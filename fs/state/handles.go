@@ -73,7 +73,7 @@ type inFlightRead struct {
 //
 // Two kinds of requests read a batch other than the handle's and do not change the state: resent
 // requests that were assigned another number before, and the rest of an unfinished read(2). See
-// otherAssignment.
+// continueOther.
 type handleState int
 
 const (
@@ -303,7 +303,7 @@ func (h *Handles) assignBatch(r NextRead) (k uint64, added bool, err error) {
 	}
 	earlier := h.findAssignment(r.ID)
 	r.ID &^= Resent
-	if other, err := h.otherAssignment(s, r, earlier); other != nil {
+	if other, err := h.continueOther(s, r, earlier); other != nil {
 		return other.number.Load(), false, err
 	}
 	isAssigned := earlier != nil || s.assignedRequest.Load() == r.ID
@@ -370,11 +370,11 @@ func (h *Handles) findAssignment(id uint64) *assignment {
 	return nil
 }
 
-// otherAssignment returns the assignment of a request for a batch other than its handle's, or nil.
-// Such a request either continues an unfinished read(2), or was resent, in which case a is its
-// earlier assignment. An unfinished read(2) ends with its last request, or with another request of
-// its thread.
-func (h *Handles) otherAssignment(s *slot, r NextRead, a *assignment) (other *assignment, err error) {
+// continueOther records a request for a batch other than its handle's, and returns its assignment,
+// or nil if it is no such request. Such a request either continues an unfinished read(2), or was
+// resent, in which case a is its earlier assignment. An unfinished read(2) ends with its last
+// request, or with another request of its thread.
+func (h *Handles) continueOther(s *slot, r NextRead, a *assignment) (other *assignment, err error) {
 	u, _ := h.findUnfinished(r)
 	switch {
 	case a != nil && a.number.Load() != s.number.Load():

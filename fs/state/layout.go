@@ -17,7 +17,7 @@ const MaxSequences = 1 << 16
 // Shared is the shared memory of a mount, as one process maps it. It is safe for concurrent use
 // unless a method or field says otherwise. Any process may read it at any time. Only the serving
 // worker writes it, except that the supervisor and commands write the fields marked as theirs,
-// commands set seek and the records of rows that they read (FurthestFor), and NewConnection resets
+// commands set seek and the records of rows that they read (RecordFor), and NewConnection resets
 // the connection's records while no worker runs.
 type Shared struct {
 	*mountState

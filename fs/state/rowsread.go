@@ -16,7 +16,7 @@ type rowsRead struct {
 	generation atomic.Uint64 // generation of the schedules; see SetScheduleGeneration
 	splits     [MaxSequences]struct {
 		isFull   atomic.Uint64 // nonzero once a schedule found no unused element of furthest
-		furthest [maxFurthest]Furthest
+		furthest [maxFurthest]RowsRecord
 	} // indexed by the number of the split
 }
 
@@ -24,11 +24,11 @@ type rowsRead struct {
 // block size and layout that is read.
 const maxFurthest = 8
 
-// A Furthest records the highest row that was read from the sequences of a split that have the same
+// A RowsRecord records the highest row that was read from the sequences of a split that have the same
 // schedule. Rows have the numbers that they have in the schedule: if each host reads a share of its
-// own, these count the rows of one host, and the highest of all hosts is recorded. A Furthest
+// own, these count the rows of one host, and the highest of all hosts is recorded. A RowsRecord
 // remains when its sequences are closed. It is safe for concurrent use.
-type Furthest struct {
+type RowsRecord struct {
 	key  atomic.Uint64 // hash of settings; 0 if the element is unused
 	rows atomic.Uint64 // number of the highest row that was read, plus 1
 
@@ -48,9 +48,9 @@ func (s *Shared) SetScheduleGeneration(generation uint64) { s.rowsRead.generatio
 // ScheduleGeneration returns the last value of SetScheduleGeneration.
 func (s *Shared) ScheduleGeneration() uint64 { return s.rowsRead.generation.Load() }
 
-// Furthest returns the records of a split that have at least one row. all reports whether they
+// RowsRecords returns the records of a split that have at least one row. all reports whether they
 // cover all rows that were read.
-func (s *Shared) Furthest(split string) (list []*Furthest, all bool) {
+func (s *Shared) RowsRecords(split string) (list []*RowsRecord, all bool) {
 	p := &s.rowsRead.splits[s.splitNumber(split)]
 	for i := range p.furthest {
 		if p.furthest[i].Rows() > 0 {
@@ -60,10 +60,10 @@ func (s *Shared) Furthest(split string) (list []*Furthest, all bool) {
 	return list, p.isFull.Load() == 0
 }
 
-// FurthestFor returns the record for the schedule that a split has under path settings. It returns
-// nil if the split has too many records; from then on, Furthest reports that they do not cover all
-// rows.
-func (s *Shared) FurthestFor(split, settings string) *Furthest {
+// RecordFor returns the record for the schedule that a split has under path settings. It returns
+// nil if the split has too many records; from then on, RowsRecords reports that they do not cover
+// all rows.
+func (s *Shared) RecordFor(split, settings string) *RowsRecord {
 	p := &s.rowsRead.splits[s.splitNumber(split)]
 	hash := fnv.New64a()
 	hash.Write([]byte(settings))
@@ -88,13 +88,13 @@ func (s *Shared) splitNumber(name string) int {
 	return 0
 }
 
-// describing lets one goroutine of this process at a time write the fields of a Furthest that
+// describing lets one goroutine of this process at a time write the fields of a RowsRecord that
 // describe a batch. They are for messages, and may be mixed if batchfs cat writes them, too.
 var describing sync.Mutex
 
 // Record records that row rows-1 of the schedule is being read, as part of a batch in the directory
 // path. f may be nil.
-func (f *Furthest) Record(rows uint64, path string, batch uint64) {
+func (f *RowsRecord) Record(rows uint64, path string, batch uint64) {
 	if f == nil {
 		return
 	}
@@ -114,14 +114,14 @@ func (f *Furthest) Record(rows uint64, path string, batch uint64) {
 	}
 }
 
-// Settings returns the settings that were passed to FurthestFor.
-func (f *Furthest) Settings() string { return getText(f.settings[:]) }
+// Settings returns the settings that were passed to RecordFor.
+func (f *RowsRecord) Settings() string { return getText(f.settings[:]) }
 
 // Rows returns the number of the highest row that was read, plus 1.
-func (f *Furthest) Rows() uint64 { return f.rows.Load() }
+func (f *RowsRecord) Rows() uint64 { return f.rows.Load() }
 
 // Batch returns the directory and the number of the batch with that row, and the time since it was
 // read.
-func (f *Furthest) Batch() (path string, number uint64, ago time.Duration) {
+func (f *RowsRecord) Batch() (path string, number uint64, ago time.Duration) {
 	return getText(f.path[:]), f.batch.Load(), time.Duration(clock.Now() - f.readAt.Load())
 }

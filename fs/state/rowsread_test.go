@@ -19,15 +19,15 @@ func TestFurthestRows(t *testing.T) {
 		all.Go(func() {
 			for n := range 10_000 {
 				k := uint64(n*4 + i)
-				process.FurthestFor("train", fmt.Sprint("block_size=", n%7)).Record(100*k+100, "train/rank=3", k)
+				process.RecordFor("train", fmt.Sprint("block_size=", n%7)).Record(100*k+100, "train/rank=3", k)
 			}
 		})
 	}
 	testwait.End(t, "the goroutines", all.Wait)
-	if list, complete := s.Furthest("val"); len(list) > 0 || !complete {
+	if list, complete := s.RowsRecords("val"); len(list) > 0 || !complete {
 		t.Errorf("val: %d records, complete: %v", len(list), complete)
 	}
-	list, complete := s.Furthest("train")
+	list, complete := s.RowsRecords("train")
 	highest := map[string]uint64{}
 	for _, f := range list {
 		highest[f.Settings()] = max(highest[f.Settings()], f.Rows())
@@ -40,13 +40,13 @@ func TestFurthestRows(t *testing.T) {
 			t.Errorf("%s: %d rows, want %d", settings, highest[settings], uint64(n*4+3)*100+100)
 		}
 	}
-	if !complete || s.FurthestFor("train", "block_size=7") == nil {
+	if !complete || s.RecordFor("train", "block_size=7") == nil {
 		t.Errorf("%d records, complete: %v", len(list), complete)
 	}
-	if f := s.FurthestFor("train", "block_size=8"); f != nil {
+	if f := s.RecordFor("train", "block_size=8"); f != nil {
 		t.Errorf("a record too many: %q", f.Settings())
 	}
-	if _, complete := s.Furthest("train"); complete {
+	if _, complete := s.RowsRecords("train"); complete {
 		t.Error("the records are complete, though one is missing")
 	}
 }

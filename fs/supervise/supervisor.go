@@ -29,14 +29,15 @@ import (
 
 // Options configure a supervisor.
 type Options struct {
-	// Connection is the connection of a mount that was handed over, or nil. Run closes it.
+	// Connection is the connection of a mount that was handed over, or nil. Run closes it, unless
+	// it fails before a worker is started.
 	Connection *os.File
 	AllowOther bool // whether other users may read, within the files' permissions
 	// WorkerCommand returns the command of a worker, which must call ConnectSupervisor. The
 	// descriptors in its ExtraFiles begin at ExtraFd. In a restart, it should load the program and
 	// the configuration anew; later workers should run that program if RestartEnded gets true.
 	WorkerCommand func(isRestart bool) *exec.Cmd
-	Snapshot      *os.File         // snapshot for the first worker; Run closes it
+	Snapshot      *os.File         // snapshot for the first worker; Run closes it, too
 	Restart       <-chan os.Signal // signals to replace the worker
 	// IsOrphaned reports whether this process has lost its terminal. A signal in Restart then
 	// unmounts, unless batchfs restart has announced it.
@@ -264,8 +265,9 @@ func (s *supervisor) handleMessage(p *workerProcess, m message) error {
 	return nil
 }
 
-// ping sends a ping, or replaces a worker that hangs. Only the time that the worker could have run
-// counts, because it may have waited for a processor, and this process may have been stopped.
+// ping sends a ping, and starts a standby if there is none; or it replaces a worker that hangs.
+// Only the time that the worker could have run counts, because it may have waited for a processor,
+// and this process may have been stopped.
 func (s *supervisor) ping() error {
 	standby := 0
 	if s.next != nil && !s.next.isRestart {

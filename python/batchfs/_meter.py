@@ -89,8 +89,9 @@ class Meter(Locked):
         super().__init__()
         self._info = info
         self._shared = shared or Shared()
-        # Loops of workers that began before this process had the meter.
-        self._loops = self._shared.memory.begun
+        # What the number was when this process got the meter. Any other value means that a worker
+        # has read.
+        self._begun_before = self._shared.memory.begun
         self.batch_size: int = info["batch_size"]
         self._own = Counter(self, self)
         self._counters: list[Counter] = [self._own]
@@ -136,7 +137,7 @@ class Meter(Locked):
 
     def take(self) -> dict[str, float]:
         """Returns the metrics since the last call: see `Split.metrics`. Raises Error if workers of a DataLoader have read."""
-        if self._shared.numbers.begun != self._loops and worker_info() is None:
+        if self._shared.numbers.begun != self._begun_before and worker_info() is None:
             raise Error(
                 "the workers of a DataLoader read this split, so this process does not know how long its loop waits: time the loader instead, "
                 "begun = time.perf_counter(); batch = next(batches); waited += time.perf_counter() - begun, where batches = iter(loader)"
@@ -166,7 +167,7 @@ class Meter(Locked):
 
     def begin_in_child(self) -> None:
         super().begin_in_child()
-        self._loops = self._shared.memory.begun
+        self._begun_before = self._shared.memory.begun
         self._began = None
         self.last = -1
         self._reset()

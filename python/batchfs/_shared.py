@@ -36,7 +36,7 @@ def loop_number(process: Any, loops: int) -> int:
 class Numbers(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int64) for name in ("begun", "loaded", "step", "loop", "is_reading", "has_warned")]
 
-    begun: int  # how often a worker has begun a loop; in a Meter, not 0 if a worker has read
+    begun: int  # how often a worker has begun a loop or, in a Meter, has read
     loaded: int  # how often a state was loaded outside workers
     step: int  # the step in the state that was loaded last
     loop: int  # the first loop of workers since then, or 0

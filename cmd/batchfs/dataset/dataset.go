@@ -24,6 +24,7 @@ import (
 	"batchfs/cache/blob"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/vocabulary"
+	"batchfs/fs/state"
 	"batchfs/internal/clock"
 	"batchfs/sampler"
 )
@@ -220,6 +221,18 @@ func (o *Opener) openArray(spec ArraySpec, n int, previous []*cache.Array, count
 		spec.Options.Opened = counter.countOpened
 	}
 	return cache.Open(spec.Files, spec.Options)
+}
+
+// checkAligned returns an error unless each file of an aligned array has as many elements as its
+// token file. Package sampler compares only the totals.
+func checkAligned(main, aligned *cache.Array) error {
+	tokens := main.Manifest().Files
+	for i, f := range aligned.Manifest().Files {
+		if n, want := f.Format.Count, tokens[i].Format.Count; n != want {
+			return fmt.Errorf("%s has %d elements, but there are %d in %s", f.Path, n, want, tokens[i].Path)
+		}
+	}
+	return nil
 }
 
 // newDataset binds token files to the settings of a split. The other arguments are those of an
@@ -448,6 +461,15 @@ func (d *Dataset) Vocabulary(files []string) (*vocabulary.Vocabulary, error) {
 
 // Arrays returns the arrays of each source, the main array first.
 func (d *Dataset) Arrays() [][]*cache.Array { return d.sources }
+
+// CheckEnd returns an error, which matches syscall.ENODATA, if the sequence ends before batch k.
+func (d *Dataset) CheckEnd(k uint64) error {
+	n := d.Sequence.Batches()
+	if k < n {
+		return nil
+	}
+	return fmt.Errorf("batch %d of %s: %w", k, d.Split.Path(), state.EndedError(n))
+}
 
 // TryRead checks that batches can be read, by reading the one with which next begins, up to 1 MiB.
 func (d *Dataset) TryRead() error {

@@ -227,7 +227,7 @@ func testWatcher(d *Dataset) *watcher {
 func TestReadBeyondTheLastNumber(t *testing.T) {
 	t.Chdir(t.TempDir())
 	testfiles.Positions(t, map[string]int{"a.bin": 50})
-	b := mustOpen(t, testfiles.Small+"[splits.train]\ntokens = 'a.bin'")[0].BatchList(nil)
+	b := mustOpen(t, testfiles.Small+"[splits.train]\ntokens = 'a.bin'")[0].FileBatches(nil)
 	must(t, b.Read(make([]byte, 1), sampler.MaxBatches-1, 0))
 	const want = "batch 1099511627776 of train: no batch is left, because batch numbers end at 1099511627775: begin with an earlier one"
 	if err := b.Read(make([]byte, 1), sampler.MaxBatches, 0); !errors.Is(err, syscall.ENODATA) || !strings.HasPrefix(err.Error(), want) {

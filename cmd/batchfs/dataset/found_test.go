@@ -69,7 +69,7 @@ func TestArraysNextToTokens(t *testing.T) {
 		if !strings.Contains(found.Summary(), ", array mask: ") {
 			t.Error(found.Summary())
 		}
-		checkSame(t, found.BatchList(nil), want.BatchList(nil))
+		checkSame(t, found.FileBatches(nil), want.FileBatches(nil))
 		checkSameBatches(t, test.found, found, none, none.Sequence.Batch().MainBytes())
 	}
 }

@@ -17,9 +17,9 @@ import (
 // use.
 type MountedSequence struct {
 	watch      *watcher
-	mountpoint string                    // part of the names of working sets
-	shared     *state.Shared             // records which rows are read
-	current    atomic.Pointer[BatchList] // replaced with mu held
+	mountpoint string                      // part of the names of working sets
+	shared     *state.Shared               // records which rows are read
+	current    atomic.Pointer[FileBatches] // replaced with mu held
 
 	mu       sync.Mutex // held while onChange is called
 	onChange func(fs.BatchList)
@@ -27,7 +27,7 @@ type MountedSequence struct {
 
 func newMountedSequence(d *Dataset, w *watcher, mountpoint string, shared *state.Shared) *MountedSequence {
 	s := &MountedSequence{watch: w, mountpoint: mountpoint, shared: shared, onChange: func(fs.BatchList) {}}
-	s.current.Store(newBatchList(d, mountpoint, shared))
+	s.current.Store(newFileBatches(d, mountpoint, shared))
 	return s
 }
 
@@ -52,7 +52,7 @@ func (s *MountedSequence) With(settings string) (fs.Sequence, error) {
 // follow changes, or the settings do not fit the new tokens.
 func (s *MountedSequence) Latest() (fs.BatchList, error) { return s.latest(s.watch.currentView(nil)) }
 
-func (s *MountedSequence) latest(v *view) (*BatchList, error) {
+func (s *MountedSequence) latest(v *view) (*FileBatches, error) {
 	b := s.current.Load()
 	switch {
 	case v.wrongFile != nil:
@@ -64,14 +64,14 @@ func (s *MountedSequence) latest(v *view) (*BatchList, error) {
 }
 
 // follow makes d, of a later version of the tokens, the current one.
-func (s *MountedSequence) follow(d *Dataset) (*BatchList, error) {
+func (s *MountedSequence) follow(d *Dataset) (*FileBatches, error) {
 	if old := s.current.Load(); old.Split.InPath() {
 		var err error
 		if d, err = d.withSettings(old.Split); err != nil {
 			return old, fmt.Errorf("the token files changed, and these settings do not fit the new ones: %w (%w)", err, syscall.ESTALE)
 		}
 	}
-	b := newBatchList(d, s.mountpoint, s.shared)
+	b := newFileBatches(d, s.mountpoint, s.shared)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if now := s.current.Load(); now.Version >= d.Version { // another request was faster
@@ -98,7 +98,7 @@ const maxReopens = 10 // attempts of a request to follow changes
 // split follows changes, it waits until the new files are open, or until cancel is closed. If they
 // cannot be served, the error matches syscall.ESTALE.
 func (s *MountedSequence) LatestFor(k uint64, cancel <-chan struct{}) (_ fs.BatchList, err error) {
-	var b *BatchList
+	var b *FileBatches
 	for attempt := range maxReopens {
 		v := s.watch.currentView(cancel)
 		if b, err = s.latest(v); err != nil {

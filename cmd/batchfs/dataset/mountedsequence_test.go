@@ -162,16 +162,16 @@ func withPath(s *MountedSequence, path string) (*MountedSequence, error) {
 	return s, nil
 }
 
-func (s *MountedSequence) batches() *BatchList { return s.current.Load() }
+func (s *MountedSequence) batches() *FileBatches { return s.current.Load() }
 
 // checkAll checks all files, and returns the current batches.
-func checkAll(s *MountedSequence) (*BatchList, error) {
+func checkAll(s *MountedSequence) (*FileBatches, error) {
 	s.watch.pass()
 	_, err := s.LatestWhole(nil)
 	return s.batches(), err
 }
 
-func mustCheckAll(t *testing.T, s *MountedSequence) *BatchList {
+func mustCheckAll(t *testing.T, s *MountedSequence) *FileBatches {
 	t.Helper()
 	now, err := checkAll(s)
 	if err != nil {
@@ -285,10 +285,10 @@ func TestReadsAreRecorded(t *testing.T) {
 	file.Close()
 	shared.Add(shared.NewNumber(), "train", 0, 0)
 	d := mustOpen(t, testfiles.Small+"[splits.train]\norder = 'shuffle'\n[[splits.train.sources]]\nname = 'a'\ntokens = 'a.bin'\nweight = 1\nmax_epochs = 1\n")[0]
-	b := d.BatchList(shared)
+	b := d.FileBatches(shared)
 	check := func(when string, want uint64) {
 		t.Helper()
-		if list, all := shared.Furthest("train"); len(list) != 1 || list[0].Rows() != want || !all {
+		if list, all := shared.RowsRecords("train"); len(list) != 1 || list[0].Rows() != want || !all {
 			t.Errorf("%s: %+v, want %d rows", when, list, want)
 		}
 	}

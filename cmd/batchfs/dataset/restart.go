@@ -161,7 +161,7 @@ func (c *ScheduleCheck) Run() (err error) {
 	defer func() { err = failure.Config.Wrap(err) }()
 	const fix = "undo the change, or unmount and mount again"
 	for _, split := range c.splits {
-		list, complete := c.shared.Furthest(split.Name)
+		list, complete := c.shared.RowsRecords(split.Name)
 		if !complete {
 			return fmt.Errorf("%s: the schedule cannot change, because its rows were read with more combinations of block_size, layout, "+
 				"shuffle_block and number of hosts than batchfs keeps track of; %s",

@@ -109,7 +109,7 @@ func TestShorterSequence(t *testing.T) {
 		t.Errorf("sequence.bin has %d batches, and batches.npy %d; both had %d", d.MaxSteps(), d.Steps, before)
 	}
 	// A file that was opened before fails, too.
-	if err := d.BatchList(nil).ReadBatchJSON(make([]byte, 1), before-1, 0); !errors.Is(err, syscall.ENODATA) {
+	if err := d.FileBatches(nil).ReadBatchJSON(make([]byte, 1), before-1, 0); !errors.Is(err, syscall.ENODATA) {
 		t.Errorf("batch/%d.json: error %v, want one that matches ENODATA", before-1, err)
 	}
 	mustWith(t, d, fmt.Sprintf("steps=%d", before))

@@ -71,7 +71,7 @@ func TestRestartOfOneSplit(t *testing.T) {
 		t.Helper()
 		d, err := s.snapshot.OpenPath(path)
 		must(t, err)
-		d.BatchList(s.shared).furthest().Record(100, "val", 1)
+		d.FileBatches(s.shared).rowsRecord().Record(100, "val", 1)
 	}
 	for n := range 4 {
 		for _, layout := range []string{"xy", "tokens"} {
@@ -91,7 +91,7 @@ func TestRestartAfterTheLastBatch(t *testing.T) {
 	s := newScheduleTest(t)
 	d, err := s.snapshot.OpenPath(fmt.Sprintf("val/block_size=4,batch_size=%d", sampler.MaxRows))
 	must(t, err)
-	must(t, d.BatchList(s.shared).Read(make([]byte, 1), sampler.MaxBatches-1, 0))
+	must(t, d.FileBatches(s.shared).Read(make([]byte, 1), sampler.MaxBatches-1, 0))
 	s.check(t, 0, 1000, "splits.val.stages: ")
 }
 
@@ -108,7 +108,7 @@ func TestRestartOfASingleSource(t *testing.T) {
 	old, err := s.snapshot.OpenPath("train/source=a")
 	must(t, err)
 	size, last := old.Sequence.Batch().Bytes(), old.Sequence.Batches()-1
-	must(t, old.BatchList(s.shared).Read(make([]byte, size), last, 0))
+	must(t, old.FileBatches(s.shared).Read(make([]byte, size), last, 0))
 	write(1)
 	fresh, err := s.snapshot.ForRestart()
 	must(t, err)
@@ -122,7 +122,7 @@ func TestRestartOfASingleSource(t *testing.T) {
 			t.Errorf("batch %d has other rows", k)
 		}
 	}
-	if err := now.BatchList(s.shared).Read(make([]byte, size), last, 0); now.Sequence.Batches() == 0 || !errors.Is(err, syscall.ENODATA) {
+	if err := now.FileBatches(s.shared).Read(make([]byte, size), last, 0); now.Sequence.Batches() == 0 || !errors.Is(err, syscall.ENODATA) {
 		t.Errorf("%d batches are left; batch %d: %v", now.Sequence.Batches(), last, err)
 	}
 }

@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -131,14 +133,20 @@ func (s *Snapshot) Config() (*config.Config, error) {
 	return c, nil
 }
 
-// WarnUnleased logs a warning for each split that follows changes but has a file on which no lease
-// can be had.
-func (s *Snapshot) WarnUnleased(c *config.Config, log *slog.Logger) {
+// UnleasedWarning returns a function that logs a warning for each split that follows changes but has
+// a file on which no lease can be had. It may be called at any time.
+func (s *Snapshot) UnleasedWarning(c *config.Config, log *slog.Logger) func() {
+	files := map[string]string{} // by the name of the split
 	for _, split := range c.Splits {
 		if file := s.find(split.Name).Unleased; file != "" && split.OnChange == "follow" {
+			files[split.Name] = file
+		}
+	}
+	return func() {
+		for _, split := range slices.Sorted(maps.Keys(files)) {
 			log.Warn("no lease can be had on token files, so their writers are unknown: a file that is overwritten in place is served once it "+
 				"has not changed for a while; rename new files over old ones instead, or run batchfs as the owner of the files or with CAP_LEASE",
-				"split", split.Name, "file", file)
+				"split", split, "file", files[split])
 		}
 	}
 }

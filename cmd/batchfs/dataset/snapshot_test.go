@@ -60,7 +60,7 @@ func mountedSequencesOf(t testing.TB, s *Snapshot, publish func(*os.File) error)
 	return all
 }
 
-func checkSame(t testing.TB, a, b *BatchList) {
+func checkSame(t testing.TB, a, b *FileBatches) {
 	t.Helper()
 	if a.Split.Path() != b.Split.Path() || a.Version != b.Version || fmt.Sprint(a.Metadata()) != fmt.Sprint(b.Metadata()) || !bytes.Equal(a.Info(), b.Info()) {
 		t.Errorf("version %d, %v, %s\nis not version %d, %v, %s", a.Version, a.Metadata(), a.Info(), b.Version, b.Metadata(), b.Info())

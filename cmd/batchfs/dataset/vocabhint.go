@@ -7,24 +7,11 @@ import (
 	"path/filepath"
 	"slices"
 
-	"batchfs/cache"
 	"batchfs/cache/array"
 	"batchfs/cache/blob"
 	"batchfs/cmd/batchfs/config"
 	"batchfs/cmd/batchfs/vocabulary"
 )
-
-// checkAligned returns an error unless each file of an aligned array has as many elements as its
-// token file. Package sampler compares only the totals.
-func checkAligned(main, aligned *cache.Array) error {
-	tokens := main.Manifest().Files
-	for i, f := range aligned.Manifest().Files {
-		if n, want := f.Format.Count, tokens[i].Format.Count; n != want {
-			return fmt.Errorf("%s has %d elements, but there are %d in %s", f.Path, n, want, tokens[i].Path)
-		}
-	}
-	return nil
-}
 
 // A vocabHint holds settings from the vocab.json next to token files, for keys that the
 // configuration does not set. Snapshots store it.

@@ -126,7 +126,7 @@ func runSupervisor(
 		Serving: func(shared *state.Shared) {
 			daemon.SdNotify(false, daemon.SdNotifyReady)
 			log.Info("mounted", "version", version, "pid", os.Getpid())
-			snapshot.WarnUnleased(c, log)
+			snapshot.UnleasedWarning(c, log)()
 			if listener != nil {
 				serveMetrics(listener, shared, log)
 			}

@@ -78,6 +78,10 @@ func runWorker(w *supervise.Worker, version string, isRestart bool) (err error) 
 	if err != nil {
 		return err
 	}
+	warn := func() {}
+	if isRestart { // the supervisor warns when the first worker serves
+		warn = snapshot.UnleasedWarning(c, log)
+	}
 	status := &statusReport{shared: w.Shared, log: snapshot.Log, budget: c.Memory.Budget, tableBytes: o.Tables.Bytes, blockBytes: o.Remote.MemoryBytes}
 	portions := c.DivideBudget()
 	return fs.Serve(w, snapshot.Mountpoint, splits, fs.Options{
@@ -95,9 +99,7 @@ func runWorker(w *supervise.Worker, version string, isRestart bool) (err error) 
 			return check()
 		},
 		OnServing: func() {
-			if isRestart { // for the first worker, the supervisor does
-				snapshot.WarnUnleased(c, log)
-			}
+			warn()
 			recordCacheUse(o.Remote.Blocks, &w.Shared.Gauges)
 		},
 		Log: log,

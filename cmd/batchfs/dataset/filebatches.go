@@ -1,7 +1,6 @@
 package dataset
 
 import (
-	"fmt"
 	"path/filepath"
 	"sync"
 
@@ -10,36 +9,38 @@ import (
 	"batchfs/fs/state"
 )
 
-// A BatchList has the batches of a Dataset, and the other files that a mount derives from it: it is
-// an [fs.BatchList]. It is immutable and safe for concurrent use.
-type BatchList struct {
+// A FileBatches is the [fs.BatchList] of a Dataset: its batches, and what else a mount shows of it.
+// It is immutable and safe for concurrent use.
+type FileBatches struct {
 	*Dataset
 	spec fs.Spec
-	// These functions compute their result when they are first called. furthest returns nil if the
-	// rows that are read need not be recorded. workingSet and prefetcher are nil unless an array is
+	// These functions compute their result when they are first called. rowsRecord returns nil if
+	// the rows that are read need not be recorded. workingSet and prefetcher are nil unless an array is
 	// in a store.
-	furthest   func() *state.Furthest
+	rowsRecord func() *state.RowsRecord
 	origins    func() *Origins
 	infoLen    func() int64
 	workingSet func() *cache.WorkingSet
 	prefetcher *blockPrefetcher
 }
 
-// BatchList returns the batches for a reader without a mount. If token files change, reads fail,
+// FileBatches returns the batches for a reader without a mount. If token files change, reads fail,
 // even with on_change = "follow". If shared is not nil, it is the state of a mount of the same
 // split, in which reads are recorded.
-func (d *Dataset) BatchList(shared *state.Shared) *BatchList { return newBatchList(d, "", shared) }
+func (d *Dataset) FileBatches(shared *state.Shared) *FileBatches {
+	return newFileBatches(d, "", shared)
+}
 
-func newBatchList(d *Dataset, mountpoint string, shared *state.Shared) *BatchList {
-	b := &BatchList{
-		Dataset:  d,
-		spec:     d.spec(),
-		furthest: func() *state.Furthest { return nil },
-		origins:  sync.OnceValue(d.Origins),
-		infoLen:  sync.OnceValue(func() int64 { return int64(len(d.Info())) }),
+func newFileBatches(d *Dataset, mountpoint string, shared *state.Shared) *FileBatches {
+	b := &FileBatches{
+		Dataset:    d,
+		spec:       d.spec(),
+		rowsRecord: func() *state.RowsRecord { return nil },
+		origins:    sync.OnceValue(d.Origins),
+		infoLen:    sync.OnceValue(func() int64 { return int64(len(d.Info())) }),
 	}
 	if settings := d.ScheduleSettings(); settings != "" && shared != nil {
-		b.furthest = sync.OnceValue(func() *state.Furthest { return shared.FurthestFor(d.Split.Name, settings) })
+		b.rowsRecord = sync.OnceValue(func() *state.RowsRecord { return shared.RecordFor(d.Split.Name, settings) })
 	}
 	if d.isRemote() {
 		b.workingSet = sync.OnceValue(func() *cache.WorkingSet { return d.WorkingSet(filepath.Join(mountpoint, d.Split.Path())) })
@@ -85,20 +86,20 @@ func (d *Dataset) specPhases() (list []fs.Phase) {
 }
 
 // Spec describes the batches.
-func (b *BatchList) Spec() *fs.Spec { return &b.spec }
+func (b *FileBatches) Spec() *fs.Spec { return &b.spec }
 
 // Read fills dst with the bytes of batches k, k+1, …, starting at byte off of batch k. Before it
 // computes them, it records which rows it reads, so that no crash can come in between. If the
 // tokens are in a store, it also prefetches the blocks of the next batches. Beyond the end of the
 // sequence, the error matches syscall.ENODATA.
-func (b *BatchList) Read(dst []byte, k uint64, off int64) error {
+func (b *FileBatches) Read(dst []byte, k uint64, off int64) error {
 	end := off + int64(len(dst))
 	last := k + uint64(max(end-1, 0)/b.spec.Batch.Bytes())
 	if err := b.CheckEnd(last); err != nil {
 		return err
 	}
 	lastRow := b.Sequence.ScheduleRow(last, b.Sequence.BatchSize-1)
-	b.furthest().Record(rowsThrough(lastRow), b.spec.Name, last)
+	b.rowsRecord().Record(rowsThrough(lastRow), b.spec.Name, last)
 	if b.prefetcher != nil {
 		if set := b.workingSet(); set != nil {
 			set.Touch()
@@ -111,23 +112,14 @@ func (b *BatchList) Read(dst []byte, k uint64, off int64) error {
 // rowsThrough returns the number of rows up to and including row, at most math.MaxUint64.
 func rowsThrough(row uint64) uint64 { return max(row, row+1) } // row+1 may be 0
 
-// CheckEnd returns an error, which matches syscall.ENODATA, if the sequence ends before batch k.
-func (d *Dataset) CheckEnd(k uint64) error {
-	n := d.Sequence.Batches()
-	if k < n {
-		return nil
-	}
-	return fmt.Errorf("batch %d of %s: %w", k, d.Split.Path(), state.EndedError(n))
-}
-
 // Check returns an error if the files of batch k have changed.
-func (b *BatchList) Check(k uint64) error {
+func (b *FileBatches) Check(k uint64) error {
 	_, err := b.checkBatch(k)
 	return err
 }
 
 // ReadBatchJSON fills dst with batch/<k>.json, starting at byte off; see [Origins.Read].
-func (b *BatchList) ReadBatchJSON(dst []byte, k uint64, off int64) error {
+func (b *FileBatches) ReadBatchJSON(dst []byte, k uint64, off int64) error {
 	if err := b.CheckEnd(k); err != nil {
 		return err
 	}
@@ -135,10 +127,10 @@ func (b *BatchList) ReadBatchJSON(dst []byte, k uint64, off int64) error {
 }
 
 // BatchJSONLen returns the size of every batch/<k>.json in bytes.
-func (b *BatchList) BatchJSONLen() int64 { return b.origins().Len() }
+func (b *FileBatches) BatchJSONLen() int64 { return b.origins().Len() }
 
 // InfoLen returns the size of info.json in bytes.
-func (b *BatchList) InfoLen() int64 { return b.infoLen() }
+func (b *FileBatches) InfoLen() int64 { return b.infoLen() }
 
 // RowsOf returns the number of rows of batch k that come from a source.
-func (b *BatchList) RowsOf(source int, k uint64) uint64 { return b.Sequence.RowsOf(source, k) }
+func (b *FileBatches) RowsOf(source int, k uint64) uint64 { return b.Sequence.RowsOf(source, k) }
