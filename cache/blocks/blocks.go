@@ -64,7 +64,7 @@ type Cache struct {
 	lastOrder    uint64
 	freeBuffers  [][]byte
 	usedBuffers  int
-	turn         uint64        // turn of the reader that gets the next buffer; nextTurn if none waits
+	turn         uint64        // turn of the reader that is next; nextTurn if none waits
 	nextTurn     uint64        // turn of the next reader that needs a buffer
 	writeQueue   []*cacheBlock // oldest first
 	writing      bool          // whether a goroutine runs write
