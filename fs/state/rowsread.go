@@ -24,10 +24,10 @@ type rowsRead struct {
 // block size and layout that is read.
 const maxFurthest = 8
 
-// A RowsRecord records the highest row that was read from the sequences of a split that have the same
-// schedule. Rows have the numbers that they have in the schedule: if each host reads a share of its
-// own, these count the rows of one host, and the highest of all hosts is recorded. A RowsRecord
-// remains when its sequences are closed. It is safe for concurrent use.
+// A RowsRecord records the highest row that was read from the sequences of a split that have the
+// same schedule. Rows have the numbers that they have in the schedule: if each host reads a share
+// of its own, these count the rows of one host, and the highest of all hosts is recorded. A
+// RowsRecord remains when its sequences are closed. It is safe for concurrent use.
 type RowsRecord struct {
 	key  atomic.Uint64 // hash of settings; 0 if the element is unused
 	rows atomic.Uint64 // number of the highest row that was read, plus 1

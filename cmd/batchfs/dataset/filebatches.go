@@ -15,8 +15,8 @@ type FileBatches struct {
 	*Dataset
 	spec fs.Spec
 	// These functions compute their result when they are first called. rowsRecord returns nil if
-	// the rows that are read need not be recorded. workingSet and prefetcher are nil unless an array is
-	// in a store.
+	// the rows that are read need not be recorded. workingSet and prefetcher are nil unless an
+	// array is in a store.
 	rowsRecord func() *state.RowsRecord
 	origins    func() *Origins
 	infoLen    func() int64

@@ -133,8 +133,8 @@ func (s *Snapshot) Config() (*config.Config, error) {
 	return c, nil
 }
 
-// UnleasedWarning returns a function that logs a warning for each split that follows changes but has
-// a file on which no lease can be had. It may be called at any time.
+// UnleasedWarning returns a function that logs a warning for each split that follows changes but
+// has a file on which no lease can be had. It may be called at any time.
 func (s *Snapshot) UnleasedWarning(c *config.Config, log *slog.Logger) func() {
 	files := map[string]string{} // by the name of the split
 	for _, split := range c.Splits {
