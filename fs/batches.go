@@ -22,9 +22,9 @@ type Sequence interface {
 
 	// Latest returns the BatchList of the token files that were opened last. It checks files only
 	// if one is known to be wrong, nobody has read for a minute, or this process has not checked
-	// them yet. For a check of all files, it waits at most a second. If no batch can be read, it
-	// returns Current and an error.
-	Latest() (BatchList, error)
+	// them yet. For a check of all files, it waits at most a second, and until cancel is closed. If
+	// no batch can be read, it returns Current and an error.
+	Latest(cancel <-chan struct{}) (BatchList, error)
 
 	// LatestFor is like Latest, but also checks the files of batch k. If they have changed and
 	// Spec.FollowsChanges is set, it waits for the new ones, or until cancel is closed.

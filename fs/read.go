@@ -253,7 +253,7 @@ func (t *tree) locate(r readRequest) (filePart, error) {
 	if s == nil {
 		return filePart{}, errForgotten
 	}
-	b, err := s.Latest()
+	b, err := s.Latest(r.cancel)
 	if err != nil {
 		return filePart{}, err
 	}

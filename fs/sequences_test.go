@@ -114,7 +114,7 @@ func TestPhaseRemains(t *testing.T) {
 	check("after a takeover", 1, 0.5)
 	changed := mixture(first, second)
 	s.latest = func(uint64) (*fakeBatchList, error) { return changed.fakeBatchList, nil }
-	tr.sequences.get(number).Latest()
+	tr.sequences.get(number).Latest(nil)
 	check("after a change", 1, 0.5)
 	tr = takeOver(t, tr.shared, mixture(first, Phase{7, []float64{0.125, 0.875}}, Phase{9, []float64{1, 0}}))
 	check("after a restart with other weights", 1, 0.875)
@@ -395,7 +395,7 @@ func testNextFollowsChanges(t *testing.T, lags bool) {
 		part.read(0, 400)
 		c.version.Add(1)
 		if noticed {
-			tr.sequences.get(1).Latest()
+			tr.sequences.get(1).Latest(nil)
 		}
 		expectStale(part, 400)
 		expectStale(part, 900)
@@ -558,7 +558,7 @@ func TestLookupsUnderChanges(t *testing.T) {
 				return
 			default:
 				c.version.Add(1)
-				tr.sequences.get(1).Latest()
+				tr.sequences.get(1).Latest(nil)
 			}
 		}
 	})

@@ -58,10 +58,10 @@ func (f *fakeSequence) Current() BatchList {
 	return f.current
 }
 
-func (f *fakeSequence) Latest() (BatchList, error)             { return f.update(noBatch) }
-func (f *fakeSequence) OnChange(change func(BatchList))        { f.onChange = change }
-func (f *fakeSequence) Stalled() time.Duration                 { return 0 }
-func (f *fakeSequence) With(settings string) (Sequence, error) { return f.with(settings) }
+func (f *fakeSequence) Latest(<-chan struct{}) (BatchList, error) { return f.update(noBatch) }
+func (f *fakeSequence) OnChange(change func(BatchList))           { f.onChange = change }
+func (f *fakeSequence) Stalled() time.Duration                    { return 0 }
+func (f *fakeSequence) With(settings string) (Sequence, error)    { return f.with(settings) }
 
 func (f *fakeSequence) LatestWhole(<-chan struct{}) (BatchList, error)           { return f.update(anyBatch) }
 func (f *fakeSequence) LatestFor(k uint64, _ <-chan struct{}) (BatchList, error) { return f.update(k) }

@@ -76,7 +76,7 @@ func awaitRestart(m *mount.Mounted, hasEnded func() bool) error {
 	// The supervisor gives up earlier by its own limits, unless the machine is busy: it counts only
 	// time in which the new worker could run.
 	const limit = 2 * time.Minute
-	for end := time.Now().Add(limit); !hasEnded(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(limit); !hasEnded(); time.Sleep(10 * time.Millisecond) {
 		if err := cmp.Or(m.CheckAlive(), m.CheckRunning()); err != nil {
 			return err
 		}

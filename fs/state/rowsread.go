@@ -68,10 +68,10 @@ func (s *Shared) RecordFor(split, settings string) *RowsRecord {
 	hash := fnv.New64a()
 	hash.Write([]byte(settings))
 	for i := range p.furthest {
-		f := &p.furthest[i]
-		if f.key.CompareAndSwap(0, hash.Sum64()) || f.key.Load() == hash.Sum64() {
-			copy(f.settings[:], settings) // the process that set key may have died before it did so
-			return f
+		r := &p.furthest[i]
+		if r.key.CompareAndSwap(0, hash.Sum64()) || r.key.Load() == hash.Sum64() {
+			copy(r.settings[:], settings) // the process that set key may have died before it did so
+			return r
 		}
 	}
 	p.isFull.Store(1)
@@ -93,35 +93,35 @@ func (s *Shared) splitNumber(name string) int {
 var describing sync.Mutex
 
 // Record records that row rows-1 of the schedule is being read, as part of a batch in the directory
-// path. f may be nil.
-func (f *RowsRecord) Record(rows uint64, path string, batch uint64) {
-	if f == nil {
+// path. r may be nil.
+func (r *RowsRecord) Record(rows uint64, path string, batch uint64) {
+	if r == nil {
 		return
 	}
-	for old := f.rows.Load(); ; old = f.rows.Load() {
+	for old := r.rows.Load(); ; old = r.rows.Load() {
 		if rows <= old {
 			return
 		}
-		if f.rows.CompareAndSwap(old, rows) {
+		if r.rows.CompareAndSwap(old, rows) {
 			break
 		}
 	}
 	if describing.TryLock() {
-		f.batch.Store(batch)
-		f.readAt.Store(clock.Now())
-		setText(f.path[:], path)
+		r.batch.Store(batch)
+		r.readAt.Store(clock.Now())
+		setText(r.path[:], path)
 		describing.Unlock()
 	}
 }
 
 // Settings returns the settings that were passed to RecordFor.
-func (f *RowsRecord) Settings() string { return getText(f.settings[:]) }
+func (r *RowsRecord) Settings() string { return getText(r.settings[:]) }
 
 // Rows returns the number of the highest row that was read, plus 1.
-func (f *RowsRecord) Rows() uint64 { return f.rows.Load() }
+func (r *RowsRecord) Rows() uint64 { return r.rows.Load() }
 
 // Batch returns the directory and the number of the batch with that row, and the time since it was
 // read.
-func (f *RowsRecord) Batch() (path string, number uint64, ago time.Duration) {
-	return getText(f.path[:]), f.batch.Load(), time.Duration(clock.Now() - f.readAt.Load())
+func (r *RowsRecord) Batch() (path string, number uint64, ago time.Duration) {
+	return getText(r.path[:]), r.batch.Load(), time.Duration(clock.Now() - r.readAt.Load())
 }

@@ -49,8 +49,11 @@ func (s *MountedSequence) With(settings string) (fs.Sequence, error) {
 
 // Latest returns the batches of the token files that the watcher has opened last. If no batch can
 // be read, it also returns an error: a file has changed or cannot be read and the split does not
-// follow changes, or the settings do not fit the new tokens.
-func (s *MountedSequence) Latest() (fs.BatchList, error) { return s.latest(s.watch.currentView(nil)) }
+// follow changes, or the settings do not fit the new tokens. If the split was idle, it waits for a
+// check of its files, for up to a second or until cancel is closed.
+func (s *MountedSequence) Latest(cancel <-chan struct{}) (fs.BatchList, error) {
+	return s.latest(s.watch.currentView(cancel))
+}
 
 func (s *MountedSequence) latest(v *view) (*FileBatches, error) {
 	b := s.current.Load()
@@ -83,9 +86,7 @@ func (s *MountedSequence) follow(d *Dataset) (*FileBatches, error) {
 }
 
 // LatestWhole is like Latest, for files of the mount that have several batches. It also returns an
-// error if some token file cannot be checked, or if a change could not be followed. If the split
-// was idle, both functions wait up to a second for a check of its files; LatestWhole stops waiting
-// when cancel is closed.
+// error if some token file cannot be checked, or if a change could not be followed.
 func (s *MountedSequence) LatestWhole(cancel <-chan struct{}) (fs.BatchList, error) {
 	v := s.watch.currentView(cancel)
 	b, err := s.latest(v)

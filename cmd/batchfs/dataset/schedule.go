@@ -70,22 +70,3 @@ func (d *Dataset) ScheduleSettings() string {
 	}
 	return config.JoinSettings(settings)
 }
-
-// phaseInfos describes the phases for info.json.
-func (d *Dataset) phaseInfos() (list []map[string]any) {
-	names := d.Split.SourceNames()
-	for i, at := range d.Sequence.Phases() {
-		rows, tokens, epochs, why := map[string]int{}, map[string]uint64{}, map[string]float64{}, "configured"
-		for source, name := range names {
-			before := at.Before[source] * uint64(d.Sequence.Hosts())
-			rows[name], tokens[name], epochs[name] = at.Rows[source], before*uint64(d.Sequence.BlockSize), float64(before)/float64(d.Sequence.WindowsOf(source))
-		}
-		if source := d.Sequence.UsedUpAt(i); source >= 0 {
-			why = "max_epochs of " + names[source]
-		}
-		list = append(list, map[string]any{
-			"row": at.Row * uint64(d.Sequence.Hosts()), "batch": at.Batch, "why": why, "rows": rows, "of": at.Period, "tokens": tokens, "epochs": epochs,
-		})
-	}
-	return list
-}

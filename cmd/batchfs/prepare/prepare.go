@@ -317,7 +317,7 @@ func (o *options) makeFiles(ctx context.Context, p *plan, work *workDir, s *chec
 		return err
 	}
 	progress := o.newProgress("encoding", p.inputs, s.Position)
-	w := newWriter(p, work, s, progress)
+	w := newWriter(p, work, s, "", progress)
 	defer w.close()
 	err = encodeInputs(ctx, p, s.Position, scratchDir, w.write)
 	progress.Finish()

@@ -178,7 +178,7 @@ func stopAfter(t *testing.T, chunks int, args string) bool {
 	testfiles.NoError(t, err)
 	progress := o.newProgress("encoding", p.inputs, s.Position)
 	defer progress.Finish()
-	w := newWriter(p, work, s, progress)
+	w := newWriter(p, work, s, "", progress)
 	defer w.close()
 	err = encodeInputs(t.Context(), p, s.Position, "", func(ch *chunk) error {
 		if chunks--; chunks > 0 {

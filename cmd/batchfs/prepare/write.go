@@ -33,13 +33,14 @@ type writer struct {
 	tokens          int64 // number of tokens written since began
 }
 
-// newWriter returns a writer that continues from a checkpoint, which it keeps up to date.
-func newWriter(p *plan, work *workDir, state *checkpoint, progress *progress) *writer {
+// newWriter returns a writer that continues from a checkpoint, which it keeps up to date. unit is
+// the name of the unit to write, or empty.
+func newWriter(p *plan, work *workDir, state *checkpoint, unit string, progress *progress) *writer {
 	began := time.Now()
 	_, documents := linesOrRows(p.inputs)
 	w := &writer{work: work, state: state, documents: documents, canResume: !slices.ContainsFunc(p.inputs, (*input.File).ReadableOnce),
 		progress: progress, began: began, nextSave: began.Add(time.Second)}
-	out := &outputOptions{dir: work.dir, format: outputFormats[p.settings.Format], width: p.encoding.width,
+	out := &outputOptions{dir: work.dir, unit: unit, format: outputFormats[p.settings.Format], width: p.encoding.width,
 		maxTokens: p.settings.ShardTokens, masked: p.encoding.masked, tokenizer: p.encoding.tokenizer.Name()}
 	out.hasIDs = p.encoding.id != nil
 	out.wholeDocuments = p.encoding.eotBegins || p.encoding.ids || out.hasIDs || out.format.finish != nil
@@ -52,9 +53,8 @@ func newWriter(p *plan, work *workDir, state *checkpoint, progress *progress) *w
 // newUnitWriter returns a writer for the shards of a unit, which are named for it, in dir. It saves
 // no checkpoints, because a unit that is interrupted begins again.
 func newUnitWriter(p *plan, dir *os.Root, unit string, progress *progress) *writer {
-	w := newWriter(p, &workDir{dir: dir}, new(checkpoint), progress)
+	w := newWriter(p, &workDir{dir: dir}, new(checkpoint), unit, progress)
 	w.canResume, w.texts = false, sha256.New()
-	w.shards[trainSplit].options.unit = unit
 	return w
 }
 

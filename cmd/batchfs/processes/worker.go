@@ -92,7 +92,7 @@ func runWorker(w *supervise.Worker, version string, isRestart bool) (err error) 
 		},
 		Status:  fs.Status{ProgramVersion: version, JSON: status.json, Metrics: metrics.Text},
 		Timeout: c.Mount.Timeout,
-		Promoted: func() error {
+		Promoted: func() error { // the worker before has ended
 			// Before the check: batchfs cat records its rows and then compares the generation, so
 			// it ends, or the check finds its rows.
 			w.Shared.SetScheduleGeneration(snapshot.Generation)

@@ -7,6 +7,7 @@
 package field
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"regexp"
@@ -438,7 +439,7 @@ func (finder *Finder) partsText(value jsontext.Value, f Field) (text []byte, err
 		if inner.Kind() == jsontext.KindString && (kind == nil || strings.HasSuffix(string(literal(kind)), "text")) {
 			text = unquote(text, inner)
 		} else {
-			finder.counts.Dropped.Add(fmt.Sprintf("%s[type=%s]", f.path[len(f.path)-1].name, literal(kind)), 1)
+			finder.counts.Dropped.Add(fmt.Sprintf("%s[type=%s]", cmp.Or(f.path[len(f.path)-1].name, f.String()), literal(kind)), 1)
 		}
 	}
 	return text, nil
