@@ -54,11 +54,11 @@ type BatchList interface {
 	Spec() *Spec
 
 	// Read fills dst with the bytes of batches k, k+1, … back to back, starting at byte off of
-	// batch k. It fails if the files of these batches have changed, even during the read. Beyond
-	// Spec.Batches, the error wraps syscall.ENODATA.
+	// batch k. It fails if the files that hold these bytes have changed, even during the read.
+	// Beyond Spec.Batches, the error wraps syscall.ENODATA.
 	Read(dst []byte, k uint64, off int64) error
 
-	// Check returns an error if Read would fail because the files of batch k have changed.
+	// Check returns an error if a file of batch k has changed.
 	Check(k uint64) error
 
 	// ReadTokens fills dst with the bytes of tokens.bin, starting at byte off. The range must lie

@@ -83,14 +83,7 @@ func (f *File) readAdvised(ranges []Range, visit func(int, []byte) error) error 
 func (f *File) visitKept(m *keptMapping, ranges []Range, visit func(int, []byte) error) (err error) {
 	read := keptReads.Get().(*keptRead)
 	defer keptReads.Put(read)
-	m.enter(read, ranges)
-	for _, r := range ranges { // lets the disk read all ranges at the same time
-		unix.Madvise(m.pages(r), unix.MADV_WILLNEED)
-	}
-	for i := 0; i < len(ranges) && err == nil; i++ {
-		err = f.visitMapped(m.bytes, -1, ranges[i], unix.MADV_POPULATE_READ, visit)
-	}
-	m.leave(read, ranges, f.opts.DropPageCache)
+	err = f.visitEntered(m, read, ranges, visit)
 	if len(read.drop) > 0 {
 		if fd, err := f.open(); err == nil {
 			for _, r := range read.drop {
@@ -98,6 +91,19 @@ func (f *File) visitKept(m *keptMapping, ranges []Range, visit func(int, []byte)
 			}
 			unix.Close(fd)
 		}
+	}
+	return err
+}
+
+func (f *File) visitEntered(m *keptMapping, read *keptRead, ranges []Range, visit func(int, []byte) error) (err error) {
+	m.enter(read, ranges)
+	defer m.leave(read, ranges, f.opts.DropPageCache) // even if visit panics
+	// Let the disk read all ranges at the same time.
+	for _, r := range ranges {
+		unix.Madvise(m.pages(r), unix.MADV_WILLNEED)
+	}
+	for i := 0; i < len(ranges) && err == nil; i++ {
+		err = f.visitMapped(m.bytes, -1, ranges[i], unix.MADV_POPULATE_READ, visit)
 	}
 	return err
 }

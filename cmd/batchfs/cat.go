@@ -46,17 +46,17 @@ path in a mount. In a mount, the mount's configuration applies.`,
   batchfs cat train --data data --from 1000 --count 0 | trainer`,
 		Args: cobra.ExactArgs(1),
 		RunE: command.Interruptible(func(cmd *cobra.Command, args []string) error {
-			b, read, closeMount, err := openRecorded(&src, args[0])
-			if err != nil {
-				return err
-			}
-			defer closeMount()
 			framing, framed := map[string]header.Format{
 				"raw": header.FormatRaw, "npy": header.FormatNPY, "safetensors": header.FormatSafetensors,
 			}[format]
 			if !framed && format != "info" {
 				return fmt.Errorf("--format: must be one of %s (got %q)", strings.Join(catFormats, ", "), format)
 			}
+			b, read, closeMount, err := openRecorded(&src, args[0])
+			if err != nil {
+				return err
+			}
+			defer closeMount()
 			if identity != "" && !b.Continues(identity, from) {
 				return failure.Data.Wrap(fmt.Errorf("%s has the identity %s, and --identity is %s: its tokens or its settings have "+
 					"changed; put them back, or open the split again to continue with the new ones", args[0], b.Identity(), identity))

@@ -316,6 +316,23 @@ func TestRestartFailsAfterTheSwitch(t *testing.T) {
 	}
 }
 
+// However many restarts fail after the old worker has ended, the mount goes on if workers serve in
+// between.
+func TestRestartsKeepFailing(t *testing.T) {
+	r := newTestRun(t, "serve")
+	r.awaitServing(t)
+	for range maxFailures + 2 {
+		r.servingSince = time.Now().Add(-time.Hour)
+		r.setBehavior("end when it serves")
+		r.supervisor.restart()
+		for p := r.next; r.worker == p || r.next == p; {
+			noError(t, r.handleMessage(p, testwait.For(t, "a message of the new worker", p.messages)))
+		}
+		r.setBehavior("serve")
+		r.awaitServing(t)
+	}
+}
+
 // checkFailedRestart checks that the only restart so far ended with an error, that another worker
 // than those of the restart takes over, and that the log says so.
 func (r *testRun) checkFailedRestart(t *testing.T, want string) {

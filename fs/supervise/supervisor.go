@@ -74,7 +74,7 @@ type supervisor struct {
 	lastFailure error     // why no worker serves, or nil
 	failedAt    time.Time // time when the last worker stopped serving
 
-	// These are reset when a worker fails after a reply or after serving for settledAfter.
+	// These are reset when a worker ends after a reply or after serving for settledAfter.
 	attempts       int  // attempts to get a worker to serve
 	failures       int  // attempts that failed, except for lack of resources
 	loggedShortage bool // whether a lack of resources was logged
@@ -379,6 +379,7 @@ func (s *supervisor) failRestart(err error) {
 
 // switchToNext replaces the worker with the new one of a restart.
 func (s *supervisor) switchToNext() error {
+	s.forgetFailures()
 	if s.worker.send(msgLeave) == nil {
 		s.worker.awaitEnd(leavingLimit)
 	}
@@ -494,25 +495,11 @@ func (s *supervisor) processFailed(p *workerProcess, why error) error {
 			s.killNext()
 			s.failRestart(errors.New("the worker failed during the restart; try again"))
 		}
-		if s.shared.Replies.Load() != s.repliesBefore || time.Since(s.servingSince) > settledAfter {
-			s.attempts, s.failures, s.loggedShortage = 0, 0, false
-		}
+		s.forgetFailures()
 	case p.isRestart:
 		s.failRestart(why)
 	}
 	return s.scheduleRetry(why)
-}
-
-// readLastMessages reads the messages that were queued when a process ended, up to msgServing;
-// readLastSnapshots reads the later ones. It reports whether the process has served.
-func (p *workerProcess) readLastMessages() (served bool) {
-	for !p.isServing && len(p.messages) > 0 {
-		m := <-p.messages
-		m.file.Close() // of a snapshot that no worker has served
-		p.lastMessage = m.text
-		p.isServing = m.text == msgServing
-	}
-	return p.isServing
 }
 
 // readLastSnapshots handles the snapshots that the worker sent before it ended.
@@ -530,6 +517,14 @@ func (s *supervisor) readLastSnapshots() {
 
 func (s *supervisor) logLostSnapshot() {
 	s.Log.Error("the snapshot of changed token files is lost, so another worker would have to open them again", "err", errNoDescriptor)
+}
+
+// forgetFailures forgets failed attempts, unless the worker, which is ending, has served only for a
+// moment.
+func (s *supervisor) forgetFailures() {
+	if s.shared.Replies.Load() != s.repliesBefore || time.Since(s.servingSince) > settledAfter {
+		s.attempts, s.failures, s.loggedShortage = 0, 0, false
+	}
 }
 
 // scheduleRetry records why there is no worker and when to try again. It returns an error if none

@@ -225,6 +225,18 @@ func (p *workerProcess) isOverdue(limit time.Duration) bool {
 	return p.startupTime > limit
 }
 
+// readLastMessages reads the messages that were queued when a process ended, up to msgServing;
+// readLastSnapshots reads the later ones. It reports whether the process has served.
+func (p *workerProcess) readLastMessages() (served bool) {
+	for !p.isServing && len(p.messages) > 0 {
+		m := <-p.messages
+		m.file.Close() // of a snapshot that no worker has served
+		p.lastMessage = m.text
+		p.isServing = m.text == msgServing
+	}
+	return p.isServing
+}
+
 // exitError returns why a process has ended by itself. readLastMessages must have been called.
 func (p *workerProcess) exitError() error {
 	if reason, refused := strings.CutPrefix(p.lastMessage, msgRefused); refused {

@@ -134,6 +134,8 @@ class _Cat:
             self.running = Process(args, subprocess.PIPE, directory=directory)
         except OSError as e:
             raise ReadError(not_started(e)) from e
+        except MountError as e:
+            raise ReadError(str(e), kind=e.kind) from e
         self.process = process = self.running.process
         assert process.stdout is not None
         self.stdout = process.stdout

@@ -31,29 +31,38 @@ func (d *Dataset) blobs() iter.Seq[blob.Blob] {
 // blobLists recycles lists between calls of checkBatch.
 var blobLists = sync.Pool{New: func() any { return new([]blob.Blob) }}
 
-// checkBatch checks the files of batch k, and returns a wrong one with its error. If the split has
-// at most as many files as the batch has rows, all of them are checked.
+// checkBatch checks the files of batch k, and returns a wrong one with its error. Unless the split
+// follows changes, the error may be that of a file of another batch.
 func (d *Dataset) checkBatch(k uint64) (wrong blob.Blob, err error) {
 	list := blobLists.Get().(*[]blob.Blob)
 	defer blobLists.Put(list)
-	*list = (*list)[:0]
+	// To check a few files takes less time than to find those of the batch.
 	if d.fileCount <= d.Sequence.BatchSize {
+		*list = (*list)[:0]
 		for _, a := range d.arrays {
 			*list = slices.AppendSeq(*list, a.Blobs())
 		}
-	} else {
-		series := cache.NewSeries()
-		for w, err := range d.Sequence.Windows(k) {
-			if err != nil {
-				break // reading the batch reports it
-			}
-			*list = slices.AppendSeq(*list, d.sources[w.Source][w.Column].BlobsOf(w.Window, series))
+		if wrong, err = checkList(*list); err == nil || d.Split.OnChange != "follow" {
+			return wrong, err
 		}
 	}
-	if len(*list) > maxSerialChecks {
-		return checkMany(*list)
+	*list = (*list)[:0]
+	series := cache.NewSeries()
+	for w, err := range d.Sequence.Windows(k) {
+		if err != nil {
+			break // reading the batch reports it
+		}
+		*list = slices.AppendSeq(*list, d.sources[w.Source][w.Column].BlobsOf(w.Window, series))
 	}
-	for _, file := range *list {
+	return checkList(*list)
+}
+
+// checkList checks files, and returns a wrong one with its error.
+func checkList(files []blob.Blob) (wrong blob.Blob, err error) {
+	if len(files) > maxSerialChecks {
+		return checkMany(files)
+	}
+	for _, file := range files {
 		if err := file.Check(); err != nil {
 			return file, err
 		}
@@ -61,8 +70,8 @@ func (d *Dataset) checkBatch(k uint64) (wrong blob.Blob, err error) {
 	return nil, nil
 }
 
-// checkMany checks files concurrently. If one is wrong, it returns that file and its error. It is
-// not part of checkBatch, so that checkBatch allocates nothing for few files.
+// checkMany is checkList for many files, which it checks concurrently. It is not part of checkList,
+// so that checkList allocates nothing for few files.
 func checkMany(files []blob.Blob) (wrong blob.Blob, err error) {
 	checkFiles(slices.Values(files), func(file blob.Blob, e error) {
 		if e != nil {

@@ -197,6 +197,22 @@ func TestFirstRequestChecksFiles(t *testing.T) {
 	}
 }
 
+// If a split follows changes and one of its files cannot be served, batches of its other files can,
+// even if there are so few files that all are checked for each batch.
+func TestBatchesOfOtherFiles(t *testing.T) {
+	t.Chdir(t.TempDir())
+	testfiles.Positions(t, map[string]int{"a.bin": 50, "b.bin": 50})
+	s := onlyMountedSequence(t, testfiles.Small+"order = 'sequential'\n[splits.train]\ntokens = ['a.bin', 'b.bin']\non_change = 'follow'")
+	must(t, os.Remove("b.bin"))
+	b, err := s.LatestFor(0, nil)
+	must(t, err)
+	must(t, b.Check(0))
+	last := b.Spec().EpochBatches - 1
+	if err := b.Check(last); err == nil {
+		t.Errorf("batch %d, of a file that is gone, can be read", last)
+	}
+}
+
 // The watcher of an idle split ends. The next request starts another one, which follows changes.
 func TestWatcherRests(t *testing.T) {
 	t.Chdir(t.TempDir())

@@ -65,8 +65,10 @@ type view struct {
 	err       error     // nil if no problem is known
 	wrongFile blob.Blob // nil if there is none or the split follows changes
 
-	// failedChanges are the changes that the last attempt to reopen failed to follow.
+	// failedChanges are the changes that the last attempt to reopen failed to follow, and reopenErr
+	// says why.
 	failedChanges map[localfile.ChangedError]bool
+	reopenErr     error
 	retryAt       int64         // clock.Now time of the next try with the same changes
 	backoff       time.Duration // delay before retryAt
 
@@ -294,7 +296,7 @@ func (w *watcher) reopen(v *view, changes map[localfile.ChangedError]bool, backo
 	if err != nil {
 		now := clock.Now()
 		failed := &view{
-			dataset: old, err: err, failedChanges: changes,
+			dataset: old, err: err, reopenErr: err, failedChanges: changes,
 			retryAt: now + int64(backoff), backoff: backoff, restUntil: now + (now - began),
 		}
 		if _, ok := errors.AsType[localfile.OverwrittenError](err); ok {
@@ -328,7 +330,7 @@ func (w *watcher) retryOrFail(v *view, wrongFile blob.Blob, err error, attempt i
 	case v.overwrittenSince > 0 && (attempt == 0 || clock.Now()-v.overwrittenSince < int64(patience)):
 		w.awaitWriter(v, attempt, cancel)
 	case v.failedChanges[*change], clock.Now() < v.restUntil:
-		return v.err
+		return v.reopenErr
 	case w.view.Load() == v:
 		w.awaitPass(cancel)
 	}

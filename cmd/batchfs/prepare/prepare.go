@@ -164,8 +164,8 @@ func (o *options) register(cmd *cobra.Command) {
 		"as 'shard_06542.parquet'")
 	f.StringVar(&o.settings.Format, "format", "headerless", "format of the token files: `headerless|llm.c|megatron|datatrove|npy`")
 	f.Int64Var(&o.settings.ShardTokens, "shard-tokens", 0, "write shards of this `NUMBER` of tokens, such as train_000001.bin; 0 for a "+
-		"single file (default 100000000 for llm.c). If --eot is begin, and in the formats megatron and datatrove, a shard ends with the "+
-		"document that reaches it")
+		"single file (default 100000000 for llm.c). If --eot is begin, with --ids or --id, and in the formats megatron and datatrove, a "+
+		"shard ends with the document that reaches it")
 	f.BoolVar(&o.force, "force", false, "replace the token files and vocab.json in DIR")
 	f.BoolVar(&o.dryRun, "dry-run", false, "estimate the number of tokens from samples, and write nothing")
 	cmd.MarkFlagsMutuallyExclusive("val", "val-files")
