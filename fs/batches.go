@@ -22,7 +22,7 @@ type Sequence interface {
 
 	// Latest returns the BatchList of the token files that were opened last. It checks files only
 	// if one is known to be wrong, nobody has read for a minute, or this process has not checked
-	// them yet. For a check of all files, it waits at most a second, and until cancel is closed. If
+	// them yet. It waits for a check of all files until cancel is closed, but at most a second. If
 	// no batch can be read, it returns Current and an error.
 	Latest(cancel <-chan struct{}) (BatchList, error)
 
