@@ -55,6 +55,7 @@ type kindEntry struct {
 	// In byKind, each of these is a copy of content if content has its type.
 	batches batchContent
 	text    textContent
+
 	// isUnlisted is set for files that are too large to copy or search.
 	isUnlisted bool
 }
@@ -100,6 +101,11 @@ var byKind = func() (all [maxKinds]kindEntry) {
 		e.batches, _ = e.content.(batchContent)
 		e.text, _ = e.content.(textContent)
 		all[e.kind] = e
+	}
+	for i := range all {
+		if all[i].content == nil {
+			all[i].content = unknownContent{}
+		}
 	}
 	return all
 }()
@@ -227,6 +233,14 @@ func settingsInode(sequence int, dir inode, name string) inode {
 
 // SequenceOf returns the sequence number in an inode number.
 func SequenceOf(ino uint64) int { return inode(ino).sequence() }
+
+// An unknownContent is that of a kind that only a later version of the program has, of which a
+// reader has a file open when a restart goes back to this version.
+type unknownContent struct{}
+
+func (unknownContent) size(*tree, inode, BatchList) int64 { return 0 }
+
+func (unknownContent) read(*tree, readRequest) (fuse.ReadResult, error) { return nil, errForgotten }
 
 type directoryContent struct{}
 

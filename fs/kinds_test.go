@@ -2,6 +2,7 @@ package fs
 
 import (
 	"math/rand/v2"
+	"syscall"
 	"testing"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -72,5 +73,16 @@ func TestInodeNumbersStay(t *testing.T) {
 		if !seen[e.kind] {
 			t.Errorf("add a file of the new kind %d, whose name is %q, to this test", e.kind, e.name)
 		}
+	}
+}
+
+// A file of a kind that only a later version of the program has cannot be read, and no worker
+// panics.
+func TestUnknownKind(t *testing.T) {
+	tr := newTestTree(t, countingBatches("train", 1000))
+	header := fuse.InHeader{NodeId: uint64(makeInode(maxKinds-1, 1, 0))}
+	tr.GetAttr(nil, &fuse.GetAttrIn{InHeader: header}, new(fuse.AttrOut))
+	if _, status := tr.HandleRead(nil, 0, &fuse.ReadIn{InHeader: header, Size: 10}, make([]byte, 10)); status != fuse.Status(syscall.ESTALE) {
+		t.Errorf("a READ returns %v", status)
 	}
 }

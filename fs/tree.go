@@ -420,7 +420,7 @@ func (t *tree) Rollback(id uint64) { t.handles.Rollback(id) }
 // FailRequest records the error of a request in the log and status.json, and returns its errno. A
 // request that timed out may fail again later, but is counted once.
 func (t *tree) FailRequest(id, node uint64, err error) fuse.Status {
-	if err == state.ErrAbandoned { // the guard has replied, and reported a timeout itself
+	if err == state.ErrAbandoned { // the guard has replied, and has reported a timeout itself
 		return fuse.Status(syscall.ETIMEDOUT)
 	}
 	errno := syscall.EIO

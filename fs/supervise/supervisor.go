@@ -30,7 +30,7 @@ import (
 // Options configure a supervisor.
 type Options struct {
 	// Connection is the connection of a mount that was handed over, or nil. Run closes it, unless
-	// it fails before a worker is started.
+	// it fails to mount.
 	Connection *os.File
 	AllowOther bool // whether other users may read, within the files' permissions
 	// WorkerCommand returns the command of a worker, which must call ConnectSupervisor. The

@@ -2,9 +2,9 @@
 // split's own, or those of a path such as "train/rank=3,world=8".
 //
 // A [Dataset] is an open split with fixed settings. It never changes. A [MountedSequence] is a
-// split as a mount serves it: it notices changed token files and, under on_change = "follow",
-// switches to a Dataset of the new ones. A [Snapshot] lets another process serve the same batches
-// as a mount without opening files first.
+// sequence as a mount serves it: when the watcher of its split has opened changed token files,
+// under on_change = "follow", it switches to a Dataset of the new ones. A [Snapshot] lets another
+// process serve the same batches as a mount without opening files first.
 package dataset
 
 import (

@@ -24,9 +24,9 @@ type FileBatches struct {
 	prefetcher *blockPrefetcher
 }
 
-// FileBatches returns the batches for a reader without a mount. If token files change, reads fail,
-// even with on_change = "follow". If shared is not nil, it is the state of a mount of the same
-// split, in which reads are recorded.
+// FileBatches returns the batches for a process that computes them itself. If token files change,
+// reads fail, even with on_change = "follow". If shared is not nil, it is the state of a mount of
+// the same split, in which reads are recorded.
 func (d *Dataset) FileBatches(shared *state.Shared) *FileBatches {
 	return newFileBatches(d, "", shared)
 }

@@ -96,8 +96,8 @@ func (s *MountedSequence) LatestWhole(cancel <-chan struct{}) (fs.BatchList, err
 const maxReopens = 10 // attempts of a request to follow changes
 
 // LatestFor is like Latest, but also checks the files of batch k. If they have changed and the
-// split follows changes, it waits until the new files are open, or until cancel is closed. If they
-// cannot be served, the error matches syscall.ESTALE.
+// split follows changes, it waits until the new files are open, or until cancel is closed, and then
+// returns [state.ErrAbandoned]. If they cannot be served, the error matches syscall.ESTALE.
 func (s *MountedSequence) LatestFor(k uint64, cancel <-chan struct{}) (_ fs.BatchList, err error) {
 	var b *FileBatches
 	for attempt := range maxReopens {
@@ -115,7 +115,7 @@ func (s *MountedSequence) LatestFor(k uint64, cancel <-chan struct{}) (_ fs.Batc
 		}
 		select {
 		case <-cancel:
-			return b, err
+			return b, state.ErrAbandoned
 		default:
 		}
 	}

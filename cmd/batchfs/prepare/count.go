@@ -29,7 +29,8 @@ func (o *options) count(ctx context.Context, p *plan, scratchDir string) (*plan,
 	defer progress.Finish()
 	seen := new(charCollector)
 	counting := p.counting(seen)
-	counter := &tokenCounter{width: counting.encoding.width, progress: progress}
+	_, documents := linesOrRows(p.inputs)
+	counter := &tokenCounter{width: counting.encoding.width, documents: documents, progress: progress}
 	if err := encodeInputs(ctx, counting, position{}, scratchDir, counter.write); err != nil {
 		return nil, err
 	}
@@ -59,15 +60,18 @@ func (p *plan) counting(seen *charCollector) *plan {
 
 // A tokenCounter counts encoded tokens.
 type tokenCounter struct {
-	width    int
-	progress *progress
-	tokens   int64
+	width     int
+	documents string // what the documents are called, such as lines
+	progress  *progress
+	tokens    int64
+	notes     notes
 }
 
 func (t *tokenCounter) write(ch *chunk) error {
 	t.tokens += ch.tokens(t.width)
+	t.notes.add(&ch.notes)
 	t.progress.advanceTo(ch.end)
-	return nil
+	return t.notes.checkUnusable(t.documents)
 }
 
 // valStart returns the offset at which val begins in a single text with this number of characters,

@@ -148,7 +148,7 @@ func (o *options) staleFiles(p *plan) ([]string, error) {
 	return stale, nil
 }
 
-// singleFiles returns the names of all token files that the plan writes, or none if it writes
+// singleFiles returns the names of all files of shards that the plan writes, or none if it writes
 // numbered shards.
 func (p *plan) singleFiles() (names []string) {
 	f := outputFormats[p.settings.Format]

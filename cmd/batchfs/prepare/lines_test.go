@@ -3,6 +3,7 @@ package prepare
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -252,4 +253,18 @@ func TestPrepareParts(t *testing.T) {
 	}
 	testfiles.WriteHere(t, map[string]string{"a.jsonl": `{"messages": [{"role": "user", "content": [1]}]}`})
 	wantError(t, "a.jsonl --by byte --val 0 --out out --field messages.*.content", "line 1: field messages.*.content is not a list of texts and parts, because an element is a number")
+}
+
+// The pass that counts before encoding ends like the other, if too many lines cannot be used.
+func TestCountingEndsEarly(t *testing.T) {
+	o := &options{stdout: io.Discard, stderr: io.Discard}
+	counter := &tokenCounter{width: 1, documents: "lines", progress: o.newProgress("counting", nil, position{})}
+	ch := new(chunk)
+	for range minLines {
+		ch.notes.Lines++
+		ch.notes.addUnusable("has no field text", "a.jsonl: line 1")
+	}
+	if err := counter.write(ch); err == nil || !strings.Contains(err.Error(), "lines cannot be used") {
+		t.Errorf("the error is %v", err)
+	}
 }

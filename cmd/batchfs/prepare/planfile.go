@@ -148,6 +148,7 @@ func (o *options) planToExtend(tokenizer []byte, unitBytesGiven bool) (*units.Pl
 	if err != nil {
 		return nil, fmt.Errorf("--plan %s: %w", o.job.plan, err)
 	}
+	options := string(p.Options)
 	o.settings.Labels = before.Labels // planLabels checks the labels of further inputs
 	// What is done without an error has no invalid text.
 	if before.Invalid == "error" && o.settings.Invalid != "error" {
@@ -158,7 +159,7 @@ func (o *options) planToExtend(tokenizer []byte, unitBytesGiven bool) (*units.Pl
 	}
 	switch {
 	case before != o.settings:
-		return nil, other("other options, " + string(p.Options))
+		return nil, other("other options, " + options)
 	case p.SHA256 != planned.SHA256:
 		return nil, other("another tokenizer in " + o.settings.By)
 	case unitBytesGiven && p.UnitBytes != o.job.unitBytes:

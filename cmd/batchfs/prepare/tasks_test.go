@@ -209,7 +209,7 @@ func TestTaskGoesOnAfterAFailure(t *testing.T) {
 	if left, _ := filepath.Glob("out/.units/tmp-*"); len(left) > 0 {
 		t.Errorf("left: %q", left)
 	}
-	wantError(t, args+"--invalid skip --field Text", "other options")
+	wantError(t, args+"--invalid skip --field Text", `"field":"text"`)
 	prepared(t, args+"--invalid skip")
 	if said := prepared(t, "--plan plan.json --task 0/1 --out out"); !strings.Contains(said, "of which 4 are done") {
 		t.Errorf("with --invalid skip, prepare said %q", said)
