@@ -128,16 +128,17 @@ func (p *prefetcher) readerFor(list BatchList, k uint64) *sequentialReader {
 	r := &sequentialReader{list: list, batchSize: list.Spec().Batch.Bytes(), next: k + 1}
 	p.readers = append(p.readers, r)
 	if len(p.readers) > maxReaders {
-		p.evict(func(*sequentialReader) bool { return true })
+		p.evict(false)
 	}
 	return r
 }
 
-// evict discards the least recently used of the readers that may be evicted and are idle, and its
-// buffers, but not the reader used last. It reports whether there was one. The caller holds mu.
-func (p *prefetcher) evict(may func(*sequentialReader) bool) bool {
+// evict discards the least recently used reader that is idle and its buffers, but not the reader
+// used last or, if forMemory is true, one without buffers. It reports whether it has discarded one.
+// The caller holds mu.
+func (p *prefetcher) evict(forMemory bool) bool {
 	for i, r := range p.readers[:len(p.readers)-1] {
-		if n := len(r.buffers); may(r) && r.discardBuffers() {
+		if n := len(r.buffers); (n > 0 || !forMemory) && r.discardBuffers() {
 			p.bufferBytes.Add(-int64(n) * r.batchSize)
 			p.readers = slices.Delete(p.readers, i, i+1)
 			return true
@@ -171,7 +172,7 @@ func (p *prefetcher) allocate(r *sequentialReader) {
 		return
 	}
 	for p.bufferBytes.Load()+n*r.batchSize > p.maxBytes {
-		if !p.evict(func(r *sequentialReader) bool { return len(r.buffers) > 0 }) {
+		if !p.evict(true) {
 			return
 		}
 	}

@@ -76,8 +76,8 @@ func (c *Cache) takeBuffer(urgent bool) []byte {
 			victim, rank, distance = b, r, d
 		}
 	}
-	// Blocks that nobody has read can be too many, because a stream may need old ones again or a
-	// write is stuck.
+	// Unread blocks may hold more buffers than they are allowed: a stream can need blocks again
+	// that it had passed, and a write can get stuck.
 	isSpare := rank < rankPending || rank == rankUnread && c.heldBuffers() > c.o.maxUnread()
 	if victim == nil || !isSpare || !urgent && rank > rankRead {
 		return nil

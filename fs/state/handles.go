@@ -350,7 +350,8 @@ func (h *Handles) recordRead(s *slot, r NextRead, isCounted bool) {
 	}
 	s.size.Store(uint64(r.Size))
 	failpoint.Hit("count")
-	if !isCounted && s.lastCounted.Load() != r.ID { // the earlier worker may have died in between
+	// A worker may die after it has set lastCounted and before it records the assignment.
+	if !isCounted && s.lastCounted.Load() != r.ID {
 		s.reads.Add(1)
 		s.lastCounted.Store(r.ID)
 	}

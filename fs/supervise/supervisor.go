@@ -366,14 +366,17 @@ func (s *supervisor) killNext() {
 // rejectRestart ends a restart without replacing the worker.
 func (s *supervisor) rejectRestart(err error) {
 	s.Log.Error("restart rejected: the current worker keeps serving", "err", err)
-	s.RestartEnded(false)
-	s.shared.EndRestart(err)
+	s.endRestart(err)
 }
 
 // failRestart ends a restart after which neither the old worker nor the new one is left.
 func (s *supervisor) failRestart(err error) {
 	s.Log.Error("restart rejected: another worker takes over with the old program and configuration", "err", err)
-	s.RestartEnded(false)
+	s.endRestart(err)
+}
+
+func (s *supervisor) endRestart(err error) {
+	s.RestartEnded(err == nil)
 	s.shared.EndRestart(err)
 }
 
@@ -453,8 +456,7 @@ func (s *supervisor) recordServing() {
 		s.Serving(s.shared)
 	case p.isRestart:
 		s.Log.Info("restarted: a new worker is serving", "pid", pid)
-		s.RestartEnded(true)
-		s.shared.EndRestart(nil)
+		s.endRestart(nil)
 		p.isRestart = false
 	default:
 		s.Log.Warn("the worker failed: another has taken over", "why", s.lastFailure, "after", time.Since(s.failedAt), "attempts", s.attempts, "pid", pid)
@@ -519,8 +521,8 @@ func (s *supervisor) logLostSnapshot() {
 	s.Log.Error("the snapshot of changed token files is lost, so another worker would have to open them again", "err", errNoDescriptor)
 }
 
-// forgetFailures forgets failed attempts, unless the worker, which is ending, has served only for a
-// moment.
+// forgetFailures forgets the failed attempts before the worker that is ending, if that one has sent
+// a reply or has served for settledAfter.
 func (s *supervisor) forgetFailures() {
 	if s.shared.Replies.Load() != s.repliesBefore || time.Since(s.servingSince) > settledAfter {
 		s.attempts, s.failures, s.loggedShortage = 0, 0, false

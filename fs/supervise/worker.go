@@ -147,7 +147,7 @@ type workerProcess struct {
 	publishedSnapshot *os.File      // snapshot that it sent before it served
 	cpuTime           time.Duration // processor time at the last call of runnableTime
 	startupTime       time.Duration // runnable time spent getting ready
-	lastMessage       string        // last message before it served; empty while it has not failed
+	lastMessage       string        // last message that was read when it failed; empty before that
 	isRestart         bool          // whether it belongs to a restart in progress
 	isPrepared        bool
 	isPromoted        bool

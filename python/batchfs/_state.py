@@ -61,7 +61,7 @@ def step_of(info: dict[str, Any], state: Mapping[str, Any], workers: int = 0) ->
     if workers > 1 and rows_then != rows_now:
         changes.append(f"batch_size times world was {rows_then} and is {rows_now}, to which workers of a DataLoader cannot convert their steps")
     if changes:
-        # Several workers have different steps, and none of them has that of the loop.
+        # Each of several workers has a step of its own, and none knows the step of the loop.
         purpose = f"steps({step + (rest > 0)})" if workers <= 1 else "steps(N), where N is the number of the batch that the loop needs next"
         raise Error(
             f"the state does not fit {info['split']}: {', '.join(changes)}; mount the tokens and settings that the run began with, or continue with "

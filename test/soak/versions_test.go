@@ -30,7 +30,8 @@ func earlierSource(t *testing.T) string {
 	if _, why, err := e2e.Try(t, "git", "rev-parse", "--verify", commit+"^{commit}"); err != nil {
 		e2e.SkipOrFail(t, "the git history has no commit %s, the earlier version: %s", commit, why)
 	}
-	dir := e2e.Must(os.MkdirTemp("", "batchfs-earlier"))(t) // not t.TempDir, whose logs are printed
+	// If the test fails, it prints the files called log* in t.TempDir. The source has some, too.
+	dir := e2e.Must(os.MkdirTemp("", "batchfs-earlier"))(t)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	e2e.RunJob(t, "sh", "-c", `git -C .. archive "$0" | tar -x -C "$1"`, commit, dir)
 	return dir

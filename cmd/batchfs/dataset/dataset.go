@@ -235,9 +235,9 @@ func checkAligned(main, aligned *cache.Array) error {
 	return nil
 }
 
-// newDataset binds token files to the settings of a split. The other arguments are those of an
-// earlier Dataset of the split, or nil: its row counts, which saves counting, its schedule, and the
-// settings with which it was mounted.
+// newDataset binds token files to the settings of a split. counts, schedule and mounted are nil, or
+// come from an earlier Dataset of the split: counts saves counting its rows again, and mounted has
+// the settings with which it was mounted.
 func (o *Opener) newDataset(
 	s *config.Split, f openedFiles, counts []sampler.RowCounts, schedule *sampler.Schedule, mounted *sampler.Settings,
 ) (*Dataset, error) {

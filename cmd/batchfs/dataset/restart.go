@@ -76,7 +76,7 @@ func (s *Snapshot) changeSchedule(split, old *config.Split, o *Opener) error {
 			return err
 		}
 	}
-	changed.Schedule = nil // of the old settings
+	changed.Schedule = nil // open makes it from the new settings
 	d, err := changed.open(split, o)
 	if err != nil {
 		return err

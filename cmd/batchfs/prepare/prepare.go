@@ -1,10 +1,10 @@
 // Package prepare implements the command batchfs prepare, which turns text into token files.
 //
 // A [plan] determines what is read and which tokens are written. A [reader] cuts the inputs into
-// chunks of 64 to 192 KiB, unless a line is longer. Each [encodeWorker] takes the documents from
-// chunks and encodes them with a [tokenizer]. A [writer] appends the tokens, in the order of the
-// inputs, to the shards of train and val, and regularly saves a [checkpoint], from which an
-// interrupted run continues.
+// chunks of up to 192 KiB, unless a line, row or word is longer. Each [encodeWorker] takes the
+// documents from chunks and encodes them with a [tokenizer]. A [writer] appends the tokens, in the
+// order of the inputs, to the shards of train and val, and regularly saves a [checkpoint], from
+// which an interrupted run continues.
 //
 // The files by role; docs/design.md follows a line of JSON through them:
 //

@@ -298,8 +298,9 @@ func TestPrepareGoesOnOnlyWithTheSame(t *testing.T) {
 	wantError(t, "a.jsonl --force"+args, "out/.prepare: another batchfs prepare or batchfs.writer is running there")
 }
 
-// A run that may not replace files leaves alone those of a run that was killed while it moved them,
-// which has no checkpoint if its text came from a pipe.
+// A run that fails because it may not replace files leaves the working directory of a killed run as
+// it is. A run whose text comes from a pipe has no checkpoint, even while it moves its files to
+// DIR.
 func TestPrepareKeepsUnmovedFiles(t *testing.T) {
 	testfiles.WriteHere(t, map[string]string{"a.jsonl": lines(someDocuments(20, 100)), "b.jsonl": lines(someDocuments(10, 100))})
 	prepared(t, "a.jsonl --by byte --out out")

@@ -23,7 +23,7 @@ type workDir struct {
 	out           *os.Root // the directory DIR
 	dir           *os.Root // the directory DIR/.prepare
 	lock          *os.File // descriptor of DIR/.prepare that holds the lock
-	isOwn         bool     // whether this run has made all files, or takes them over
+	isOwn         bool     // whether close may remove the files, because they are those of this run
 	hasCheckpoint bool     // whether another run can continue this one
 	isKept        bool     // see keepFiles
 }
@@ -138,8 +138,8 @@ func (w *workDir) keepFiles(err error) error {
 	return fmt.Errorf("%w; the complete files are in %s: move them away before you write to the same DIR again", err, w.dir.Name())
 }
 
-// close removes the working directory unless it has a checkpoint, is kept, or has files of a run
-// that was killed and that this one does not replace.
+// close removes the working directory unless it has a checkpoint, is kept, or has files of another
+// run, which was killed.
 func (w *workDir) close() {
 	if !w.hasCheckpoint && !w.isKept {
 		if w.isOwn {
@@ -167,8 +167,9 @@ func (w *workDir) clear() error {
 	return err
 }
 
-// removePublished removes the working directory of a run that was killed after it had moved all
-// files to DIR. It keeps a directory that has such files, or the checkpoint of an unfinished run.
+// removePublished removes the working directory that is left if a run is killed after it has moved
+// all files to DIR. It keeps a directory in which there are files to move, or the checkpoint of an
+// unfinished run.
 func removePublished(out string) {
 	if _, err := os.Lstat(filepath.Join(out, workDirName)); err != nil {
 		return

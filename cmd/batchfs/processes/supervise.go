@@ -172,7 +172,7 @@ func (e *executable) worker(isRestart bool) *exec.Cmd {
 		if err != nil {
 			return &exec.Cmd{Err: err}
 		}
-		e.next.Close() // of an attempt before this one
+		e.next.Close() // a restart may try twice
 		e.next, file, args = next, next, append(args, "--restart")
 	}
 	cmd := exec.Command(fmt.Sprintf("/proc/self/fd/%d", supervise.ExtraFd), args...)

@@ -34,7 +34,7 @@ const (
 	maxNames = 1000
 )
 
-// Add adds n. A tally has few names, because texts may contain any number of them.
+// Add adds n. Because texts may contain any number of names, those beyond maxNames count as others.
 func (t *Tally) Add(name string, n int64) {
 	if *t == nil {
 		*t = Tally{}

@@ -405,8 +405,8 @@ func maskingField(fields []Field) int {
 	return slices.IndexFunc(fields, func(f Field) bool { return !f.excluded })
 }
 
-// textOf returns the text in a JSON value to which a field leads; null is an empty text. If the
-// field leads through a list, such as that of a chat, the text may be a list of parts.
+// textOf returns the text in a JSON value to which a field leads; null is an empty text. A field
+// that leads through a list, as in a chat, may also lead to a text that is itself a list of parts.
 func (finder *Finder) textOf(value jsontext.Value, f Field) ([]byte, error) {
 	switch kind := value.Kind(); {
 	case kind == jsontext.KindNull:

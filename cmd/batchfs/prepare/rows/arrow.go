@@ -264,9 +264,9 @@ func checkArrowBatch(batch *flatbuffers.Table) error {
 	return nil
 }
 
-// checkArrowFields subtracts from limit the lengths of the lists of columns and of metadata of a
-// table, which are in the given slots, and those of all columns below. It panics if limit is too
-// small.
+// checkArrowFields panics if a table has too many columns and metadata. The slots are those of its
+// lists of columns and of metadata. limit is the number of elements that such lists may have in the
+// rest of the schema; checkArrowFields subtracts those of the table and of all columns below it.
 func checkArrowFields(table *flatbuffers.Table, columns, metadata flatbuffers.VOffsetT, limit *int) {
 	length := func(slot flatbuffers.VOffsetT) (at flatbuffers.UOffsetT, n int) {
 		if at = flatbuffers.UOffsetT(table.Offset(slot)); at > 0 {
